@@ -1,0 +1,38 @@
+# Two commands do everything: `make audit` and `make test`. Each sets up .venv on first use and not again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+OUT ?= fedseal-audit
+
+.PHONY: audit test lint bench clean
+
+audit: $(VENV)/.installed  ## audit a small federation on embedded data and leave a report
+	$(BIN)/fedseal audit --out $(OUT)
+
+test: $(VENV)/.installed-dev  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## run every benchmark; results go to bench/out
+	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) $(OUT) build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "setting up $(VENV), about a minute..."
+	$(PIP_INSTALL) -e ".[data]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP_INSTALL) -e ".[dev]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""Attacks, one module per family; `matching` is the one optimisation engine they share."""

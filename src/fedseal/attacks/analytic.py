@@ -1,0 +1,112 @@
+"""Closed-form inversion of a first linear layer (Phong et al. 2018; ATTACKS.md 9).
+
+For y = W x + b the gradients obey dW = db x^T, so for one image x = dW[i] / db[i] for every neuron i that fired; over
+all neurons the least-squares solution x = db^T dW / |db|^2 is exact and averages noise away. For several images each
+row is a mixture, pure only where a neuron fired for a single one; the rows that look most like images and differ most
+are returned. A defence-aware attacker leaves withheld entries out of the sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedseal.attacks.labels import infer_labels
+from fedseal.attacks.server_view import (
+    attack_model,
+    attack_parameters,
+    estimated_gradient,
+    image_count,
+    input_normalisation,
+)
+from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.errors import CapabilityError
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.models.structure import ExecutedLayer, input_linear_layer
+
+
+@ATTACKS.register(
+    "first-layer",
+    Info(
+        "exact inversion of a linear first layer",
+        paper="Phong et al., TIFS 2018",
+        threat="passive",
+        needs=("batch_size",),
+    ),
+)
+class FirstLayerInversion(Attack):
+    """Reads images off the gradient of a linear first layer."""
+
+    needs = frozenset({"batch_size"})
+
+    def check(self, observation: Observation) -> None:
+        """Refuse models whose first layer is not linear on the whole image."""
+        super().check(observation)
+        self._layer(observation)
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Attack each observation in closed form."""
+        return [self._invert(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+
+    def _layer(self, observation: Observation) -> ExecutedLayer:
+        like = next(iter(attack_parameters(observation).values()))
+        probe = torch.linspace(0, 1, 2 * int(torch.tensor(observation.knowledge.input_shape).prod())).to(like)
+        layer = input_linear_layer(attack_model(observation), probe.view(2, *observation.knowledge.input_shape))
+        if layer is None:
+            raise CapabilityError(
+                "first-layer needs a model whose first layer is linear, with a bias, on the whole image.",
+                hint="Convolutional models are attacked by the matching attacks, such as `ig`.",
+            )
+        return layer
+
+    def _invert(self, observation: Observation, seed: int) -> Reconstruction:
+        start = time.perf_counter()
+        layer = self._layer(observation)
+        assert layer.bias_name is not None
+        gradient = estimated_gradient(observation)
+        rows, bias = gradient[layer.weight_name], gradient[layer.bias_name]
+        count = image_count(observation)
+        guess = infer_labels(observation, seed)
+        if count == 1:
+            mask = rows != 0 if observation.knowledge.defence is not None else torch.ones_like(rows, dtype=torch.bool)
+            inputs = _least_squares(rows, bias, mask).unsqueeze(0)
+        else:
+            inputs = _distinct_rows(rows, bias, count)
+        normalisation = input_normalisation(observation)
+        images = normalisation.undo(inputs.view(count, *observation.knowledge.input_shape)).clamp(0, 1)
+        residual = (rows - torch.outer(bias, inputs[0])).norm() / rows.norm().clamp(min=1e-30)
+        notes = guess.notes if count == 1 else (*guess.notes, "several images: rows may be mixtures")
+        return Reconstruction(images, guess.labels, float(residual), seconds=time.perf_counter() - start, notes=notes)
+
+
+def _least_squares(rows: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Solve rows = bias x^T for x [D] in least squares over the entries in `mask`."""
+    weights = bias.unsqueeze(1) * mask
+    return (weights * rows).sum(0) / weights.square().sum(0).clamp(min=1e-30)
+
+
+def _distinct_rows(rows: Tensor, bias: Tensor, count: int) -> Tensor:
+    """Return `count` row quotients [count, D]: plausible as images first, then each farthest from those chosen."""
+    usable = bias.abs() > 1e-6 * bias.abs().max().clamp(min=1e-30)
+    quotients = rows[usable] / bias[usable].unsqueeze(1)
+    if len(quotients) == 0:
+        return rows.new_full((count, rows.shape[1]), 0.5)
+    implausible = (quotients - quotients.clamp(0, 1)).square().mean(1)
+    chosen = [int(implausible.argmin())]
+    distance = (quotients - quotients[chosen[0]]).square().mean(1)
+    while len(chosen) < min(count, len(quotients)):
+        chosen.append(int((distance - implausible).argmax()))
+        distance = torch.minimum(distance, (quotients - quotients[chosen[-1]]).square().mean(1))
+    picked = quotients[chosen]
+    return torch.cat([picked, picked[-1:].expand(count - len(picked), -1)])

@@ -1,0 +1,1 @@
+"""Audits: a scenario becomes a plan, the plan becomes trials, trials become a verdict."""

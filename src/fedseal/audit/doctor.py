@@ -1,0 +1,197 @@
+"""The doctor: whether a set-up can be attacked at all, and whether the numbers will mean what they seem to mean.
+
+Each check looks at one thing that made published evaluations wrong (STYLE.md, traps) and says so in words before
+trials start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedseal.attacks.matching.engine import MatchingAttack
+from fedseal.attacks.matching.optimisers import LBFGS
+from fedseal.audit.findings import Finding
+from fedseal.audit.setup import Setup
+from fedseal.core.attack import ATTACKS
+from fedseal.core.defence import Defence
+from fedseal.core.errors import FedsealError
+from fedseal.core.tensors import Tensors, flatten
+from fedseal.models.structure import output_layer
+
+_VANISHING = 1e-7
+
+
+def examine(setup: Setup) -> tuple[Finding, ...]:
+    """Return what is remarkable about a set-up, worst first."""
+    order = {"problem": 0, "warning": 1, "note": 2}
+    found = [finding for check in _CHECKS for finding in check(setup)]
+    return tuple(sorted(found, key=lambda finding: order[finding.severity]))
+
+
+def _dropout(setup: Setup) -> Iterator[Finding]:
+    active = [m for m in setup.model.modules() if isinstance(m, _DropoutNd) and m.training and m.p > 0]
+    if active:
+        yield Finding(
+            severity="warning",
+            topic="dropout",
+            text=f"{len(active)} dropout layer(s) are active in the client; the attacker does not know their masks, "
+            "so even a perfect reconstruction does not match the update.",
+            advice="This is how training runs, but an attacker who guesses masks may do better. Set "
+            "`client.train_mode: false` to measure without.",
+        )
+
+
+def _batch_norm(setup: Setup) -> Iterator[Finding]:
+    if not any(isinstance(module, _BatchNorm) for module in setup.model.modules()):
+        return
+    mode = setup.scenario.client.bn_mode
+    if mode == "eval":
+        yield Finding(
+            severity="warning",
+            topic="batch normalisation",
+            text="the client uses running statistics (eval mode), which real training does not; on a fresh network "
+            "that makes normalisation the identity and helps the attacker.",
+            advice="Set `client.bn_mode: train-nostats` for training as it really runs.",
+        )
+    elif setup.scenario.client.batch_size == 1:
+        yield Finding(
+            severity="warning",
+            topic="batch normalisation",
+            text="batch statistics of a single image are its own: normalisation removes its mean and contrast.",
+            advice="Use a larger batch or `client.bn_mode: eval`.",
+        )
+
+
+def _loss_reduction(setup: Setup) -> Iterator[Finding]:
+    client, attacker = setup.scenario.client.loss_reduction, setup.scenario.attacker.loss_reduction
+    if attacker is not None and attacker != client:
+        yield Finding(
+            severity="problem",
+            topic="loss reduction",
+            text=f"the client reduces its loss by `{client}`, the attacker assumes `{attacker}`: every gradient is off "
+            "by the batch size.",
+            advice="Leave `attacker.loss_reduction` out.",
+        )
+
+
+def _gradients(setup: Setup) -> Iterator[Finding]:
+    try:
+        target = setup.observe(Defence(), 0)
+    except FedsealError as error:
+        yield Finding(severity="problem", topic="client round", text=str(error), advice=error.hint or "")
+        return
+    norms = {name: float(t.norm()) for name, t in target.observation.update.tensors.items()}
+    dead = [name for name, norm in norms.items() if norm < _VANISHING]
+    if len(dead) == len(norms):
+        yield Finding(
+            severity="problem",
+            topic="vanishing gradients",
+            text="every gradient is zero or nearly so: there is nothing to match.",
+            advice="Check the loss, and whether the model has already fitted this batch.",
+        )
+    elif dead:
+        yield Finding(
+            severity="warning",
+            topic="vanishing gradients",
+            text=f"{len(dead)} of {len(norms)} tensors have almost no gradient, {dead[0]!r} among them.",
+            advice="Attacks lose what these layers would tell; a different initialisation may leak more.",
+        )
+    yield from _sign(setup, target.observation.update.tensors)
+
+
+def _sign(setup: Setup, update: Tensors) -> Iterator[Finding]:
+    """Check that a step along the update, as the attacker reads it, lowers the client's loss."""
+    from fedseal.federation.loss import cross_entropy_loss
+
+    batch = setup.batches(0)[0]
+    loss = cross_entropy_loss(setup.config.normalisation, setup.config.loss_reduction)
+    sign = -1.0 if setup.scenario.client.local_steps == 1 else 1.0
+    length = 1e-3 / max(float(flatten(update).norm()), 1e-12)
+    parameters = {n: p.detach() + sign * length * update[n] for n, p in setup.model.named_parameters() if n in update}
+    with torch.no_grad():
+        before = loss(setup.model, batch)
+        after = loss(lambda images: torch.func.functional_call(setup.model, parameters, (images,)), batch)
+    if float(after) > float(before) * (1 + 1e-4) + 1e-6:
+        yield Finding(
+            severity="problem",
+            topic="gradient sign",
+            text="a small step along the update raises the client's loss: it may have the wrong sign.",
+            advice="A gradient points uphill; a weight change is new minus old.",
+        )
+
+
+def _batch_and_classes(setup: Setup) -> Iterator[Finding]:
+    size = setup.scenario.client.batch_size * setup.scenario.client.local_steps
+    classes = len(setup.private.classes)
+    if size > classes:
+        yield Finding(
+            severity="note",
+            topic="labels",
+            text=f"{size} images of {classes} classes: labels repeat, and rules that assume distinct labels fail.",
+            advice="The rule `identity` counts repeated labels.",
+        )
+
+
+def _last_bias(setup: Setup) -> Iterator[Finding]:
+    if setup.scenario.attacker.labels in {"true", "unknown"}:
+        return
+    probe = setup.public.images[:2]
+    layer = output_layer(setup.model, probe, len(setup.private.classes))
+    if layer is None:
+        yield Finding(
+            severity="problem",
+            topic="last layer",
+            text="the model does not end in a linear layer with one output per class: labels cannot be inferred.",
+            advice="Set `attacker.labels` to `unknown` or `true`.",
+        )
+    elif layer.bias_name is None:
+        yield Finding(
+            severity="warning",
+            topic="last layer",
+            text="the last layer has no bias: labels are inferred from its weight's gradient, which is less exact.",
+            advice="Read label accuracy beside the scores.",
+        )
+
+
+def _kinks(setup: Setup) -> Iterator[Finding]:
+    kinked = any(isinstance(module, nn.ReLU | nn.LeakyReLU | nn.MaxPool2d) for module in setup.model.modules())
+    lbfgs = [
+        name
+        for name in setup.scenario.attacks
+        if isinstance(attack := ATTACKS.build(name), MatchingAttack) and isinstance(attack.config.optimiser, LBFGS)
+    ]
+    if kinked and lbfgs:
+        yield Finding(
+            severity="warning",
+            topic="ReLU with L-BFGS",
+            text=f"{', '.join(lbfgs)} needs a twice differentiable model; ReLU and max-pooling have kinks, so it will "
+            "look weaker than attackers are.",
+            advice="Judge this model by attacks that use Adam, such as `ig`.",
+        )
+
+
+def _precision(setup: Setup) -> Iterator[Finding]:
+    if setup.scenario.client.dtype == "float16":
+        yield Finding(
+            severity="warning",
+            topic="float16",
+            text="half precision rounds small gradients to zero, which blunts attacks by accident, not by design.",
+            advice="Measure in float32 as well before relying on it.",
+        )
+
+
+_CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
+    _dropout,
+    _batch_norm,
+    _loss_reduction,
+    _gradients,
+    _batch_and_classes,
+    _last_bias,
+    _kinks,
+    _precision,
+)

@@ -1,0 +1,58 @@
+"""The record of one trial, as it is stored and read back."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class TrialRecord(BaseModel):
+    """Everything an audit keeps of one reconstruction attempt.
+
+    Attributes:
+        key: content hash of everything that determines the trial.
+        scenario: name of the set-up.
+        defence: spec of the defence pipeline.
+        attack: spec of the attack.
+        aware: whether the attacker knew the defence and simulated it.
+        target: index of the attacked batch.
+        status: `ok`, `failed` (it ran and broke) or `refused` (the set-up does not allow this attack).
+        message: why, unless `ok`.
+        psnr, ssim, mse, lpips: per original image under the one fixed Hungarian matching; no lpips without weights.
+        psnr_best: per original, the most similar reconstruction with replacement ("attacker-best").
+        label_accuracy: share of labels right, as multisets.
+        baselines: per-image PSNR of every chance baseline, by name.
+        objective: the attacker's own objective at the end.
+        trace: the objective over iterations.
+        seconds: time of the attack.
+        cost: the defence's cost report as plain data.
+        knowledge: the ledger of what the attacker was given, in words.
+        artefact: file with `originals` and `reconstructions`, relative to the run's directory.
+        notes: what the attack wants said.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    scenario: str
+    defence: str
+    attack: str
+    aware: bool
+    target: int
+    status: Literal["ok", "failed", "refused"] = "ok"
+    message: str = ""
+    psnr: tuple[float, ...] = ()
+    ssim: tuple[float, ...] = ()
+    mse: tuple[float, ...] = ()
+    lpips: tuple[float, ...] | None = None
+    psnr_best: tuple[float, ...] = ()
+    label_accuracy: float | None = None
+    baselines: dict[str, tuple[float, ...]] = {}
+    objective: float | None = None
+    trace: tuple[tuple[int, float], ...] = ()
+    seconds: float = 0.0
+    cost: dict[str, Any] = {}
+    knowledge: dict[str, str] = {}
+    artefact: str | None = None
+    notes: tuple[str, ...] = ()

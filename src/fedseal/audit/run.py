@@ -1,0 +1,48 @@
+"""A finished or interrupted run as its readers (verdict, report, terminal) see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedseal.audit.findings import Finding
+from fedseal.audit.records import TrialRecord
+from fedseal.audit.scenario import Scenario
+from fedseal.audit.verdict import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory, what was planned, and what came out.
+
+    Attributes:
+        directory: where store, artefacts and reports lie.
+        scenarios: what was planned.
+        planned: number of trials in the plan.
+        records: trials of the plan that have ended, in plan order.
+        findings: the doctor's, by scenario name.
+        environment: versions, hashes and machine, as name -> value.
+        command: what reproduces the run.
+    """
+
+    directory: Path
+    scenarios: tuple[Scenario, ...]
+    planned: int
+    records: tuple[TrialRecord, ...]
+    findings: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    command: str = "fedseal audit"
+
+    def verdict(self) -> Verdict:
+        """Judge the records there are."""
+        return judge(self.records)
+
+    def images(self, record: TrialRecord) -> tuple[Tensor, Tensor] | None:
+        """Return a trial's (originals, reconstructions), each [B, C, H, W], paired by the fixed matching."""
+        if record.artefact is None:
+            return None
+        tensors = load_file(self.directory / record.artefact)
+        return tensors["originals"], tensors["reconstructions"]

@@ -1,0 +1,164 @@
+"""The audit itself: plan, skip what the store has, run the rest, keep every result as soon as it is there."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from fedseal._version import VERSION
+from fedseal.audit.doctor import examine
+from fedseal.audit.findings import Finding
+from fedseal.audit.observer import Observer
+from fedseal.audit.plan import Job, check_names, plan_jobs
+from fedseal.audit.run import Run
+from fedseal.audit.scenario import Scenario
+from fedseal.audit.setup import Setup, build_setup
+from fedseal.audit.store import Store
+from fedseal.audit.trials import Outcome, TrialRunner
+from fedseal.core.errors import UsageError
+from fedseal.engines.events import Finished, Progressed, Report, Started, Work
+from fedseal.engines.local import LocalEngine
+from fedseal.engines.pool import PoolEngine
+from fedseal.metrics.lpips import load_lpips, why_no_lpips
+
+
+def run_audit(
+    scenarios: Sequence[Scenario],
+    directory: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    command: str = "fedseal audit",
+    observer: Observer | None = None,
+) -> Run:
+    """Run all trials of `scenarios` that `directory` does not hold yet, and return the run.
+
+    Args:
+        scenarios: with distinct names.
+        directory: store, artefacts and reports; running the same plan there again resumes.
+        data_root: where local data sets lie.
+        device: where attacks run.
+        workers: processes that run trials; 1 runs them here. With more, the calling script needs the usual
+            `if __name__ == "__main__"` guard.
+        command: what to print as the way to reproduce the run.
+        observer: told of progress.
+    """
+    watcher = observer or Observer()
+    _check_scenarios(scenarios)
+    setups = [build_setup(scenario, data_root=data_root, device=device) for scenario in scenarios]
+    plans = [plan_jobs(setup) for setup in setups]
+    findings = {setup.scenario.name: examine(setup) for setup in setups}
+    with Store(directory, writable=True) as store:
+        keys = [trial.key for jobs in plans for job in jobs for trial in job.trials]
+        store.set_meta(
+            {
+                "scenarios": [scenario.model_dump(mode="json") for scenario in scenarios],
+                "keys": keys,
+                "findings": {name: [f.model_dump() for f in found] for name, found in findings.items()},
+                "environment": _environment(setups),
+                "command": command,
+            }
+        )
+        stored = store.load(keys)
+        watcher.planned(len(keys), len(stored))
+        for name, found in findings.items():
+            watcher.found(name, found)
+        tasks = [
+            (index, job)
+            for index, jobs in enumerate(plans)
+            for job in jobs
+            if any(trial.key not in stored for trial in job.trials)
+        ]
+        engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
+        make_work = partial(_make_work, tuple(scenarios), data_root, device)
+        for event in engine.run(make_work, tasks):
+            job = tasks[event.index][1]
+            match event:
+                case Started():
+                    watcher.started(job)
+                case Progressed():
+                    watcher.progressed(job, *event.report)
+                case Finished():
+                    _keep(store, event.result)
+                    watcher.finished(job, event.result)
+        return load_run(store)
+
+
+def load_run(store: Store) -> Run:
+    """Read a run from its store."""
+    meta = store.meta()
+    if "keys" not in meta:
+        raise UsageError(f"{store.directory} holds no plan yet.", hint="Run `fedseal audit --out` with it first.")
+    records = store.load(meta["keys"])
+    return Run(
+        store.directory,
+        tuple(Scenario.model_validate(values) for values in meta["scenarios"]),
+        len(meta["keys"]),
+        tuple(records[key] for key in meta["keys"] if key in records),
+        {name: tuple(Finding.model_validate(f) for f in found) for name, found in meta["findings"].items()},
+        meta["environment"],
+        meta["command"],
+    )
+
+
+def open_run(directory: Path) -> Run:
+    """Read the run in a directory."""
+    with Store(directory, writable=False) as store:
+        return load_run(store)
+
+
+def _check_scenarios(scenarios: Sequence[Scenario]) -> None:
+    names = [scenario.name for scenario in scenarios]
+    if len(set(names)) != len(names):
+        raise UsageError(f"scenario names must differ, got {', '.join(names)}.", hint="Set `name:` in each file.")
+    for scenario in scenarios:
+        check_names(scenario)
+
+
+def _make_work(scenarios: tuple[Scenario, ...], data_root: Path | None, device: str) -> Work:
+    """Build, once per process, the function that runs a task (scenario index, job)."""
+    lpips = load_lpips()
+    runners: dict[int, TrialRunner] = {}
+
+    def work(task: tuple[int, Job], report: Report) -> list[Outcome]:
+        index, job = task
+        if index not in runners:
+            runners[index] = TrialRunner(build_setup(scenarios[index], data_root=data_root, device=device), lpips)
+        return runners[index].run(job, lambda done, psnr_db: report((done, psnr_db)))
+
+    return work
+
+
+def _keep(store: Store, outcomes: Sequence[Outcome]) -> None:
+    records = []
+    for outcome in outcomes:
+        record = outcome.record
+        if outcome.images is not None:
+            record = record.model_copy(update={"artefact": store.save_images(record.key, outcome.images)})
+        records.append(record)
+    store.save(records)
+
+
+def _environment(setups: Sequence[Setup]) -> dict[str, str]:
+    environment: dict[str, Any] = {
+        "fedseal": VERSION,
+        "Python": sys.version.split()[0],
+        "PyTorch": torch.__version__,
+        "NumPy": numpy.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": next(setups[0].model.parameters()).device.type,
+        "LPIPS": why_no_lpips() or "AlexNet v0.1",
+    }
+    for setup in setups:
+        environment[f"{setup.scenario.name}: seed"] = str(setup.scenario.seed)
+        environment[f"{setup.scenario.name}: data (SHA-256)"] = setup.data_hash
+        environment[f"{setup.scenario.name}: weights (SHA-256)"] = setup.weights_hash
+    return environment

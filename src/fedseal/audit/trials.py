@@ -1,0 +1,144 @@
+"""Running one job: observe its targets, attack them together, score what came back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Protocol
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedseal.audit.plan import Job
+from fedseal.audit.records import TrialRecord
+from fedseal.audit.setup import Setup, Target, make_aware
+from fedseal.core.attack import ATTACKS, Budget
+from fedseal.core.errors import CapabilityError, FedsealError
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.seeds import derive_seed
+from fedseal.defences.pipeline import build_defence
+from fedseal.metrics.baselines import chance_baselines
+from fedseal.metrics.image import psnr
+from fedseal.metrics.lpips import Lpips
+from fedseal.metrics.score import score
+
+
+class Progress(Protocol):
+    """Told how a running job goes, for display."""
+
+    def __call__(self, done: float, psnr_db: float) -> None:
+        """Take the finished fraction and the current mean PSNR of its images."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial's record and, if it succeeded, its images as a safetensors file (`originals`, `reconstructions`)."""
+
+    record: TrialRecord
+    images: bytes | None = None
+
+
+class TrialRunner:
+    """Runs jobs of one set-up.
+
+    Args:
+        setup: shared by all jobs.
+        lpips: the perceptual metric, or None where its weights are absent.
+    """
+
+    def __init__(self, setup: Setup, lpips: Lpips | None) -> None:
+        self._setup = setup
+        self._lpips = lpips
+        self._baselines: dict[int, dict[str, tuple[float, ...]]] = {}
+
+    @cached_property
+    def _budget(self) -> Budget:
+        return Budget(self._setup.scenario.iterations, self._setup.scenario.restarts)
+
+    def run(self, job: Job, progress: Progress | None = None) -> list[Outcome]:
+        """Run a job; what the set-up does not allow is `refused`, what breaks is `failed`, neither is lost."""
+        try:
+            return self._attack(job, progress)
+        except CapabilityError as error:
+            return self._without_result(job, "refused", str(error))
+        except FedsealError as error:
+            return self._without_result(job, "failed", str(error))
+        except (RuntimeError, ArithmeticError) as error:
+            return self._without_result(job, "failed", f"{type(error).__name__}: {error}")
+
+    def _attack(self, job: Job, progress: Progress | None) -> list[Outcome]:
+        defences = [build_defence(job.defence) for _ in job.trials]
+        targets = [
+            self._setup.observe(defence, trial.target, name=job.defence)
+            for defence, trial in zip(defences, job.trials, strict=True)
+        ]
+        attack = ATTACKS.build(job.attack)
+        observations = [
+            make_aware(target.observation, defence) if job.aware else target.observation
+            for target, defence in zip(targets, defences, strict=True)
+        ]
+        attack.check(observations[0])
+        seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
+        truth = torch.stack([target.originals.images for target in targets])
+
+        def listen(done: float, images: Tensor) -> None:
+            if progress is not None:
+                progress(done, fmean(psnr(truth.flatten(0, 1), images.flatten(0, 1), data_range=1.0).tolist()))
+
+        reconstructions = attack.run_many(observations, self._budget, seeds, listen)
+        ledgers = [observation.knowledge.ledger() for observation in observations]
+        return [
+            self._score(job, index, targets[index], reconstructions[index], ledgers[index])
+            for index in range(len(job.trials))
+        ]
+
+    def _score(
+        self, job: Job, index: int, target: Target, reconstruction: Reconstruction, ledger: dict[str, str]
+    ) -> Outcome:
+        scores = score(target.originals, reconstruction.images, reconstruction.labels, self._lpips)
+        record = self._record(
+            job,
+            index,
+            psnr=scores.psnr,
+            ssim=scores.ssim,
+            mse=scores.mse,
+            lpips=scores.lpips,
+            psnr_best=scores.psnr_best,
+            label_accuracy=scores.label_accuracy,
+            baselines=self._chance(job.trials[index].target, target),
+            objective=reconstruction.objective,
+            trace=reconstruction.trace,
+            seconds=reconstruction.seconds,
+            cost=asdict(target.cost),
+            knowledge=ledger,
+            notes=reconstruction.notes,
+        )
+        matched = reconstruction.images[list(scores.pairing)].clamp(0, 1)
+        images = {"originals": target.originals.images.float(), "reconstructions": matched.float()}
+        return Outcome(record, save({name: tensor.detach().cpu().contiguous() for name, tensor in images.items()}))
+
+    def _chance(self, number: int, target: Target) -> dict[str, tuple[float, ...]]:
+        if number not in self._baselines:
+            seed = derive_seed(self._setup.scenario.seed, "baseline", number)
+            found = chance_baselines(target.originals.images, target.originals.labels, self._setup.public, seed)
+            self._baselines[number] = {name: tuple(values.tolist()) for name, values in found.items()}
+        return self._baselines[number]
+
+    def _without_result(self, job: Job, status: str, message: str) -> list[Outcome]:
+        return [Outcome(self._record(job, i, status=status, message=message)) for i in range(len(job.trials))]
+
+    def _record(self, job: Job, index: int, **values: object) -> TrialRecord:
+        trial = job.trials[index]
+        return TrialRecord.model_validate(
+            {
+                "key": trial.key,
+                "scenario": self._setup.scenario.name,
+                "defence": job.defence,
+                "attack": job.attack,
+                "aware": job.aware,
+                "target": trial.target,
+                **values,
+            }
+        )

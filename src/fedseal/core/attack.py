@@ -1,0 +1,69 @@
+"""The contract of an attack: it sees observations, a budget and seeds, and returns reconstructions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedseal.core.errors import CapabilityError
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Registry
+
+
+class Listener(Protocol):
+    """Told of an attack's progress, now and then; for display only, it can change nothing."""
+
+    def __call__(self, done: float, images: Tensor) -> None:
+        """Take the finished fraction and the current images [K, B, C, H, W] of the K running targets."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an attack may spend.
+
+    Attributes:
+        iterations: optimisation steps per start; None for the attack's own default.
+        restarts: random starts; None for the attack's own default.
+    """
+
+    iterations: int | None = None
+    restarts: int | None = None
+
+
+class Attack(ABC):
+    """An attack on gradients. Subclasses implement `run_many`, and declare the capabilities they need."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def check(self, observation: Observation) -> None:
+        """Refuse an observation that does not grant what the attack needs, or whose model it cannot attack."""
+        missing = sorted(self.needs - observation.knowledge.granted())
+        if missing:
+            raise CapabilityError(
+                f"{type(self).__name__} needs {', '.join(missing)}, which the threat model does not grant.",
+                hint="Grant it under `attacker:` in the scenario, or choose another attack.",
+            )
+
+    def run(
+        self, observation: Observation, budget: Budget | None = None, seed: int = 0, listener: Listener | None = None
+    ) -> Reconstruction:
+        """Attack one observation."""
+        return self.run_many([observation], budget or Budget(), [seed], listener)[0]
+
+    @abstractmethod
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Attack independent observations of one model, as one vectorised batch where the method allows."""
+
+
+ATTACKS: Registry[Attack] = Registry("attack", "fedseal.attacks")

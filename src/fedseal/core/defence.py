@@ -1,0 +1,188 @@
+"""The contract of a defence: optional hooks along a client's round, state, a cost report, and an attacker's view.
+
+Order of hooks in a round: `prepare` once, then `on_batch`, `wrap_model`, `on_sample_grads`, `on_gradient`,
+`on_update`; server side `aggregate` is followed by `on_aggregate`. At zero strength every hook returns its input bit
+for bit. State is per client: one instance serves one client and can be saved and restored between rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fedseal.core.batch import Batch
+from fedseal.core.registry import Registry
+from fedseal.core.tensors import Tensors
+
+Stage: TypeAlias = Literal["data", "model", "sample", "gradient", "update"]
+"""Where a defence acts; a pipeline composes defences in this order."""
+
+STAGES: tuple[Stage, ...] = ("data", "model", "sample", "gradient", "update")
+
+
+Classifier: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps images [B, C, H, W] to logits [B, classes]: a module, or one bound to other weights."""
+
+Loss: TypeAlias = Callable[[Classifier, Batch], Tensor]
+"""Maps a classifier and a batch to the scalar a client differentiates."""
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What a hook may know of the round it runs in.
+
+    Attributes:
+        model: the model the client trains, at its current weights.
+        loss: what the client differentiates.
+        generator: the source of the defence's randomness; seeded only in experiments.
+        round: number of the round, from 0.
+        step: number of the local step within it, from 0.
+        learning_rate: the client's.
+        client: its name; states of different clients never meet.
+    """
+
+    model: nn.Module
+    loss: Loss
+    generator: torch.Generator
+    round: int = 0
+    step: int = 0
+    learning_rate: float = 0.1
+    client: str = "client-0"
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """What a defence cost in its last round; None where a figure does not apply.
+
+    Attributes:
+        bytes_up: length of the encoded upload.
+        bytes_down: length of the download, when the defence changes it.
+        seconds: time spent in hooks.
+        extra_passes: additional forward-backward passes.
+        state_bytes: state kept between rounds.
+        epsilon_nominal: as the method's own formula states it, per round.
+        epsilon_accounted: by an accountant, over all rounds so far.
+        density: share of non-zero coordinates in the upload.
+        gradient_distance: relative L2 distance between the true and the sent update.
+        remarks: what a reader must know to judge the figures.
+    """
+
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    seconds: float = 0.0
+    extra_passes: float = 0.0
+    state_bytes: int = 0
+    epsilon_nominal: float | None = None
+    epsilon_accounted: float | None = None
+    density: float | None = None
+    gradient_distance: float | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """The law of additive noise a defence-aware attacker knows: its family and scale (std, or Laplace's b)."""
+
+    family: Literal["gaussian", "laplace"]
+    scale: float
+
+
+@dataclass(frozen=True)
+class AttackerView:
+    """What a defence-aware attacker knows, and how it uses it inside gradient matching.
+
+    Attributes:
+        name: of the defence.
+        parameters: its public parameters.
+        simulate: maps a dummy gradient and the observed update to what the defence would have sent for that
+            gradient; differentiable in the first argument and safe under `torch.func.vmap`.
+        noise: law of the additive noise, when there is one.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    simulate: Callable[[Tensors, Tensors], Tensors] = lambda gradient, observed: gradient
+    noise: NoiseLaw | None = None
+
+    def describe(self) -> str:
+        """Return the view in words for the knowledge ledger."""
+        values = ", ".join(f"{key} = {value}" for key, value in self.parameters.items())
+        return f"`{self.name}`" + (f" with {values}" if values else "") + ", simulated inside the attack"
+
+
+class Defence:
+    """A defence that does nothing; subclasses override the hooks they need."""
+
+    name: ClassVar[str] = "none"
+    stage: ClassVar[Stage] = "update"
+    needs_sample_grads: ClassVar[bool] = False
+
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        """Transform a client's whole data set once, before training."""
+        return dataset
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        """Transform the batch of one local step."""
+        return batch
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return the model the federation trains instead of `model`."""
+        return model
+
+    def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
+        """Turn per-sample gradients [B, ...] into the batch gradient; called only if `needs_sample_grads`."""
+        return {name: grad.mean(0) for name, grad in grads.items()}
+
+    def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
+        """Transform the gradient of one local step."""
+        return gradient
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        """Transform the update of the round (a gradient, or a weight change)."""
+        return update
+
+    def on_aggregate(self, update: Tensors) -> Tensors:
+        """Transform the server's aggregate."""
+        return update
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state kept between rounds."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        if state:
+            raise ValueError(f"{self.name} keeps no state, got {sorted(state)}")
+
+    def report(self) -> CostReport:
+        """Return what the defence can say of the last round's cost; the federation fills in bytes and time."""
+        return CostReport(state_bytes=sum(t.numel() * t.element_size() for t in self.state_dict().values()))
+
+    def attacker_view(self) -> AttackerView:
+        """Return what a defence-aware attacker knows."""
+        return AttackerView(self.name)
+
+
+def merge_reports(reports: list[CostReport], **measured: Any) -> CostReport:
+    """Combine the reports of a pipeline's members: costs add up, remarks are kept, `measured` figures win."""
+    merged = CostReport(
+        seconds=sum(r.seconds for r in reports),
+        extra_passes=sum(r.extra_passes for r in reports),
+        state_bytes=sum(r.state_bytes for r in reports),
+        epsilon_nominal=_first(r.epsilon_nominal for r in reports),
+        epsilon_accounted=_first(r.epsilon_accounted for r in reports),
+        density=_first(r.density for r in reversed(reports)),
+        remarks=tuple(remark for r in reports for remark in r.remarks),
+    )
+    return replace(merged, **measured)
+
+
+def _first(values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+DEFENCES: Registry[Defence] = Registry("defence", "fedseal.defences")

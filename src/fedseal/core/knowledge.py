@@ -1,0 +1,102 @@
+"""What the attacker is given beyond the update: named capabilities, printed with every result.
+
+Nothing here is a default gift. A field that is None was not given; an attack that needs it is refused by the planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from torch import Tensor
+
+from fedseal.core.batch import Batch, Normalisation
+
+if TYPE_CHECKING:
+    from fedseal.core.defence import AttackerView
+
+BNMode: TypeAlias = Literal["eval", "train-nostats", "train-exact-stats"]
+"""How the client runs batch normalisation and what the server learns of it: with running statistics; with batch
+statistics that stay private; with batch statistics the server also receives."""
+
+LabelRule: TypeAlias = str
+"""`true` (labels given), `unknown` (optimised with the images) or the name of an inference rule."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The attacker's capabilities, one field each.
+
+    Attributes:
+        input_shape: C, H, W of an image; public, as the server designs the model.
+        num_classes: number of classes; public.
+        loss_reduction: how the client reduces its loss over the batch.
+        bn_mode: see `BNMode`.
+        label_rule: where labels come from, see `LabelRule`.
+        batch_size: images behind the update.
+        labels: the true labels [B], when `label_rule` is `true`.
+        bn_statistics: exact batch mean and variance per normalisation layer.
+        local_steps: SGD steps behind the update.
+        learning_rate: the client's learning rate.
+        normalisation: between image and model input.
+        auxiliary: public data of the same kind, disjoint from every client's.
+        defence: what a defence-aware attacker knows of the defence; None for a naive one.
+    """
+
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    bn_mode: BNMode = "eval"
+    label_rule: LabelRule = "identity"
+    batch_size: int | None = None
+    labels: Tensor | None = None
+    bn_statistics: dict[str, tuple[Tensor, Tensor]] | None = None
+    local_steps: int | None = None
+    learning_rate: float | None = None
+    normalisation: Normalisation | None = None
+    auxiliary: Batch | None = None
+    defence: AttackerView | None = None
+
+    def granted(self) -> frozenset[str]:
+        """Return the names of all capabilities that were given."""
+        return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
+    def ledger(self) -> dict[str, str]:
+        """Return every capability with what was given, in words a privacy officer can read."""
+        return {
+            "model": "architecture, weights and loss, as any server has them",
+            "image shape": "x".join(map(str, self.input_shape)),
+            "classes": str(self.num_classes),
+            "loss reduction": self.loss_reduction,
+            "batch size": _given(self.batch_size),
+            "labels": _describe_labels(self.label_rule, self.labels is not None),
+            "batch normalisation": _BN_WORDS[self.bn_mode],
+            "local steps": _given(self.local_steps),
+            "learning rate": _given(self.learning_rate),
+            "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
+            "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} images no client holds",
+            "defence": "not known" if self.defence is None else self.defence.describe(),
+        }
+
+
+_BN_WORDS: dict[BNMode, str] = {
+    "eval": "the client uses running statistics, which the server has",
+    "train-nostats": "the client uses batch statistics, which the server does not see",
+    "train-exact-stats": "the client uses batch statistics and the server receives them",
+}
+
+
+def _given(value: float | None) -> str:
+    return "not given" if value is None else f"{value:g}"
+
+
+def _describe_labels(rule: LabelRule, given: bool) -> str:
+    if given:
+        return "given"
+    if rule == "unknown":
+        return "not given; optimised together with the images"
+    return f"not given; inferred from the update by the rule `{rule}`"
+
+
+def _describe_normalisation(normalisation: Normalisation) -> str:
+    return "none, images enter the model in [0, 1]" if normalisation.is_identity else "mean and deviation given"

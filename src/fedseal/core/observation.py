@@ -1,0 +1,48 @@
+"""What leaves a client (`Update`) and everything an attack may look at (`Observation`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from fedseal.core.knowledge import Knowledge
+from fedseal.core.tensors import Tensors, check_finite, check_like
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client uploads.
+
+    Attributes:
+        tensors: by parameter name; a loss gradient, or the weight change `new - old`.
+        kind: which of the two.
+    """
+
+    tensors: Tensors
+    kind: Literal["gradient", "delta"] = "gradient"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The server's view of one client's round: the model it sent, the update it received, and what else it knows.
+
+    Attributes:
+        model: the global model as sent, its modules in the mode the client uses; attacks never change it.
+        update: as received, after every defence.
+        knowledge: the attacker's capabilities.
+    """
+
+    model: nn.Module
+    update: Update
+    knowledge: Knowledge
+
+    def __post_init__(self) -> None:
+        check_like(self.update.tensors, self.parameters, "update")
+        check_finite(self.update.tensors, "update")
+
+    @property
+    def parameters(self) -> Tensors:
+        """The model's trainable parameters, detached, by name."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}

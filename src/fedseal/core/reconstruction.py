@@ -1,0 +1,28 @@
+"""What an attack returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Images an attacker claims were in the batch.
+
+    Attributes:
+        images: [B, C, H, W] in [0, 1].
+        labels: the labels the attack worked with, [B].
+        objective: the attacker's own objective at the end, the number restarts are chosen by.
+        trace: the objective over iterations, as (iteration, value) pairs.
+        seconds: wall time of this reconstruction; its share, when several ran as one batch.
+        notes: anything uncertain the attack wants said (ambiguous labels, discarded restarts).
+    """
+
+    images: Tensor
+    labels: Tensor
+    objective: float
+    trace: tuple[tuple[int, float], ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,90 @@
+"""A labelled image data set in memory, and its split into clients' parts and the attacker's public part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.errors import InputError
+from fedseal.core.seeds import generator
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """Images kept as bytes, handed out as floats in [0, 1].
+
+    Attributes:
+        name: for reports.
+        images: uint8 [N, C, H, W].
+        labels: int64 [N], each in 0..len(classes)-1.
+        classes: their names.
+        normalisation: the set's own channel statistics; applied only where a scenario asks for it.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    normalisation: Normalisation = IDENTITY
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
+            raise InputError(
+                f"data set {self.name!r} needs uint8 images [N, C, H, W] and as many labels, "
+                f"got {self.images.dtype} {list(self.images.shape)} and {list(self.labels.shape)}."
+            )
+        if len(self.labels) == 0:
+            raise InputError(f"data set {self.name!r} is empty.")
+        if self.labels.dtype != torch.int64:
+            raise InputError(f"data set {self.name!r} needs int64 labels, got {self.labels.dtype}.")
+        if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes):
+            raise InputError(
+                f"data set {self.name!r} has labels {int(self.labels.min())}..{int(self.labels.max())} "
+                f"for {len(self.classes)} classes.",
+                hint="Labels must count from 0.",
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """C, H, W of an image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def batch(self, indices: Tensor | None = None) -> Batch:
+        """Return the images at `indices` (all, if None) as floats in [0, 1]."""
+        images = self.images if indices is None else self.images[indices]
+        labels = self.labels if indices is None else self.labels[indices]
+        return Batch(images.to(torch.float32) / 255, labels)
+
+    def subset(self, indices: Tensor) -> ImageDataset:
+        """Return the data set restricted to `indices`."""
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
+
+
+def split_public(dataset: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
+    """Split into (private, public): the attacker's public data is a seeded random part no client holds.
+
+    The public part has round(len(dataset) * fraction) images; neither part may be empty.
+    """
+    order = torch.randperm(len(dataset), generator=generator(seed, "split-public"))
+    count = round(len(dataset) * fraction) if 0 < fraction < 1 else 0
+    if not 0 < count < len(dataset):
+        raise InputError(
+            f"a public part of {fraction:g} of {len(dataset)} images leaves one side empty.",
+            hint="Choose a fraction strictly between 0 and 1.",
+        )
+    return dataset.subset(order[count:]), dataset.subset(order[:count])
+
+
+def partition_iid(size: int, clients: int, seed: int) -> list[Tensor]:
+    """Deal `size` indices to clients at random, sizes differing by at most one."""
+    if not 0 < clients <= size:
+        raise InputError(f"cannot deal {size} images to {clients} clients.", hint="Use fewer clients.")
+    order = torch.randperm(size, generator=generator(seed, "partition-iid"))
+    return list(torch.tensor_split(order, clients))

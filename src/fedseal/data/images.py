@@ -1,0 +1,89 @@
+"""Pixels: pictures to arrays, resizing, and the statistics of a set. Images are uint8 [N, C, H, W]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedseal.core.batch import Normalisation
+from fedseal.core.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Pixels = NDArray[np.uint8]
+
+SMALLEST, LARGEST = 8, 256
+
+
+def check_size(size: int) -> int:
+    """Return `size` if images may have that side, else refuse it."""
+    if not SMALLEST <= size <= LARGEST:
+        raise UsageError(
+            f"images of {size} x {size} pixels are not supported.",
+            hint=f"Choose a size from {SMALLEST} to {LARGEST}; 32 and 64 are usual.",
+        )
+    return size
+
+
+def square(image: Image.Image, size: int, channels: int) -> Pixels:
+    """Return the largest centred square of a picture, resized to [channels, size, size].
+
+    Bicubic with Pillow's antialiasing, so shrinking does not alias. Sixteen-bit grey is scaled to eight bits
+    (Pillow itself would clip it); a picture of floats has no defined range and is refused.
+    """
+    from PIL import Image
+
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    cropped = _eight_bits(image).crop((left, top, left + side, top + side))
+    resized = cropped.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BICUBIC)
+    pixels = np.asarray(resized, dtype=np.uint8)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if image.mode == "F":
+        raise InputError("floating-point pixels have no defined range.", hint="Save it with 8 or 16 bits.")
+    if not image.mode.startswith("I"):
+        return image
+    values = np.asarray(image).astype(np.int64)
+    if values.size and (values.min() < 0 or values.max() > 0xFFFF):
+        raise InputError("pixels of more than 16 bits are not supported.", hint="Save it with 8 or 16 bits.")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8), "L")
+
+
+def resize(images: Pixels, size: int) -> Pixels:
+    """Resize square images [N, C, H, H] to [N, C, size, size]; the same array when they have that size."""
+    from PIL import Image
+
+    check_size(size)
+    if images.shape[-2:] == (size, size):
+        return images
+    return np.stack([square(Image.fromarray(hwc(image)), size, images.shape[1]) for image in images])
+
+
+def hwc(image: Pixels) -> Pixels:
+    """Return an image [C, H, W] as Pillow wants it: [H, W] for one channel, else [H, W, C]."""
+    return image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def measure(images: Pixels) -> Normalisation:
+    """Return mean and standard deviation per channel of images [N, C, H, W], in units of [0, 1].
+
+    From the exact histogram of bytes per channel, so the figures do not depend on summation order.
+    """
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in range(images.shape[1]):
+        counts = torch.from_numpy(np.bincount(images[:, channel].ravel(), minlength=256)).to(torch.float64)
+        share = counts / counts.sum()
+        mean = float((share * levels).sum())
+        means.append(round(mean, 4))
+        deviations.append(round(max(float((share * (levels - mean) ** 2).sum()) ** 0.5, 1e-4), 4))
+    return Normalisation(tuple(means), tuple(deviations))

@@ -1,0 +1,172 @@
+"""`npz:PATH`: images and labels from a numpy archive, read without pickle."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedseal.core.batch import Normalisation
+from fedseal.core.errors import InputError
+from fedseal.core.registry import Info
+from fedseal.data.dataset import ImageDataset
+from fedseal.data.images import Pixels, measure
+from fedseal.data.registry import DATASETS
+
+Split = Literal["train", "test"]
+
+PLAIN_KEYS = (("images", "labels"), ("x", "y"), ("data", "labels"))
+NAME_KEYS = ("class_names", "classes", "names")
+LARGEST_ARRAY = 8 << 30
+"""Bytes an array may unpack to; a small archive can declare any size."""
+
+_FORMAT = "Images are uint8 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, MemoryError, RuntimeError, ValueError)
+
+
+@dataclass(frozen=True)
+class LabelledArrays:
+    """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N] and the classes' names."""
+
+    images: Pixels
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+@DATASETS.register("npz", Info(summary="a numpy archive of yours with images and labels: npz:PATH"))
+def npz(path: Path, split: Split | None = None) -> ImageDataset:
+    """Return the data set in a numpy archive: `npz:PATH`, or `npz:path=PATH,split=test`.
+
+    Args:
+        path: the file. Images and labels lie under `images`/`labels`, `x`/`y` or `data`/`labels`, or under
+            `train_images`/`train_labels` (`test_...`), also spelt `x_train`/`y_train`. Images are uint8 or
+            floats in [0, 1] (rounded to 256 levels), as [N, H, W], [N, H, W, C] or [N, C, H, W].
+        split: which of the prefixed pairs; without it the plain keys, else the training part.
+
+    Labels are remapped to 0..C-1, in the order of their values, only if they are not contiguous from 0;
+    the classes keep the original values as names. With `class_names` in the file, labels index these and
+    stay as they are. Normalisation is measured from the images.
+    """
+    arrays = read_npz(path, split)
+    return as_dataset(Path(path).stem, arrays, measure(arrays.images))
+
+
+def as_dataset(name: str, arrays: LabelledArrays, normalisation: Normalisation) -> ImageDataset:
+    """Wrap arrays as a data set with the given statistics."""
+    images, labels = torch.from_numpy(arrays.images), torch.from_numpy(arrays.labels)
+    return ImageDataset(name, images, labels, arrays.classes, normalisation)
+
+
+def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = ()) -> LabelledArrays:
+    """Read and check images, labels and class names of a numpy archive; see `npz` for what it may look like.
+
+    Args:
+        path: the file.
+        split: the prefix of the keys, as for `npz`.
+        classes: names the labels index when the file brings none; without either, labels may be remapped.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.", hint="Check the path; write npz:PATH.")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} holds a single array.", hint="Save it with numpy.savez(images=..., labels=...).")
+        with archive:
+            image_key, label_key = _choose_keys(path, archive.files, split)
+            _check_sizes(path, archive)
+            names_key = next((key for key in NAME_KEYS if key in archive.files), None)
+            images, labels = archive[image_key], archive[label_key]
+            names = classes if names_key is None else _as_names(archive[names_key])
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.", hint="Check the file.") from error
+    except _DAMAGE as error:
+        reason = str(error).splitlines()[0] if str(error) else "damaged"
+        raise InputError(
+            f"{path} is not a readable numpy archive: {reason}.",
+            hint="Save plain arrays with numpy.savez; pickled objects are refused, they could run code.",
+        ) from error
+    pixels = _as_pixels(images, f"{path}, array {image_key!r}")
+    values = _as_labels(labels, len(pixels), f"{path}, array {label_key!r}")
+    return LabelledArrays(pixels, *_name_classes(values, names, str(path)))
+
+
+def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str, str]:
+    part = split or "train"
+    prefixed = ((f"{part}_images", f"{part}_labels"), (f"x_{part}", f"y_{part}"))
+    candidates = prefixed if split else PLAIN_KEYS + prefixed
+    for images, labels in candidates:
+        if images in found and labels in found:
+            return images, labels
+    wanted = " or ".join(f"{images}/{labels}" for images, labels in candidates)
+    raise InputError(
+        f"{path} holds the arrays {', '.join(sorted(found)) or '(none)'}, but no {wanted}.",
+        hint="Save it with numpy.savez(path, images=..., labels=...).",
+    )
+
+
+def _check_sizes(path: Path, archive: Any) -> None:
+    for member in archive.zip.infolist():
+        if member.file_size > LARGEST_ARRAY:
+            raise InputError(
+                f"{path}: {member.filename} would unpack to {member.file_size / 2**30:.1f} GiB.",
+                hint=f"Arrays may have up to {LARGEST_ARRAY >> 30} GiB; save a part of the data.",
+            )
+
+
+def _as_pixels(images: NDArray[Any], where: str) -> Pixels:
+    if images.dtype.kind == "f":
+        if not bool(np.isfinite(images).all()) or images.min(initial=0) < 0 or images.max(initial=0) > 1:
+            low, high = images.min(initial=np.inf), images.max(initial=-np.inf)
+            raise InputError(f"{where} holds floats from {low:g} to {high:g}, not in [0, 1].", hint=_FORMAT)
+        images = np.rint(images * 255).astype(np.uint8)
+    if images.dtype != np.uint8:
+        raise InputError(f"{where} has dtype {images.dtype}.", hint=_FORMAT)
+    if images.ndim == 3:
+        return np.ascontiguousarray(images[:, None])
+    last, first = (images.ndim == 4 and images.shape[axis] in (1, 3) for axis in (3, 1))
+    if last == first:
+        problem = "which is both [N, H, W, C] and [N, C, H, W]" if last else "which is no stack of images"
+        raise InputError(f"{where} has shape {list(images.shape)}, {problem}.", hint=_FORMAT)
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2) if last else images)
+
+
+def _as_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"{where} has shape {list(labels.shape)} and dtype {labels.dtype}.",
+            hint="Labels are integers [N].",
+        )
+    if len(labels) != count:
+        raise InputError(f"{where} has {len(labels)} labels for {count} images.", hint="Give one label per image.")
+    if count == 0:
+        raise InputError(f"{where} is empty.", hint="Give at least one image.")
+    return labels.astype(np.int64)
+
+
+def _as_names(names: NDArray[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in names) if names.ndim == 1 and names.dtype.kind == "U" else ()
+
+
+def _name_classes(
+    labels: NDArray[np.int64], names: tuple[str, ...], where: str
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    values, compact = np.unique(labels, return_inverse=True)
+    if names:
+        if values[0] < 0 or values[-1] >= len(names):
+            raise InputError(
+                f"{where} has labels {values[0]}..{values[-1]} for {len(names)} classes.",
+                hint="Labels index the classes, from 0.",
+            )
+        return labels, names
+    contiguous = values[0] == 0 and values[-1] == len(values) - 1
+    return labels if contiguous else compact.astype(np.int64), tuple(str(value) for value in values)

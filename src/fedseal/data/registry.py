@@ -1,0 +1,8 @@
+"""The registry of data sets."""
+
+from __future__ import annotations
+
+from fedseal.core.registry import Registry
+from fedseal.data.dataset import ImageDataset
+
+DATASETS: Registry[ImageDataset] = Registry("data set", "fedseal.data")

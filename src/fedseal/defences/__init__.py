@@ -1,0 +1,1 @@
+"""Defences, one module per family, and the pipeline that composes them."""

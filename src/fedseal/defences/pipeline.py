@@ -1,0 +1,135 @@
+"""Composition: several defences run as one, in the order of the stages they act on.
+
+Written `gaussian+topk` or `gaussian:sigma=0.01+topk:ratio=0.9`. A later stage never comes before an earlier one
+(DEFENCES.md 15); within a stage the written order is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import (
+    DEFENCES,
+    STAGES,
+    AttackerView,
+    CostReport,
+    Defence,
+    RoundContext,
+    merge_reports,
+)
+from fedseal.core.errors import UsageError
+from fedseal.core.tensors import Tensors
+
+
+class Pipeline(Defence):
+    """Defences applied one after the other.
+
+    Args:
+        members: in the order they act.
+    """
+
+    name = "pipeline"
+
+    def __init__(self, members: Sequence[Defence]) -> None:
+        for earlier, later in pairwise(members):
+            if STAGES.index(earlier.stage) > STAGES.index(later.stage):
+                raise UsageError(
+                    f"{later.name} acts on the {later.stage} and cannot come after {earlier.name}, "
+                    f"which acts on the {earlier.stage}.",
+                    hint=f"Write {later.name}+{earlier.name}.",
+                )
+        per_sample = [member for member in members if member.needs_sample_grads]
+        if len(per_sample) > 1:
+            raise UsageError(f"{per_sample[0].name} and {per_sample[1].name} both reduce per-sample gradients.")
+        self.members = tuple(members)
+        self._reducer = per_sample[0] if per_sample else None
+
+    @property
+    def needs_sample_grads(self) -> bool:  # type: ignore[override]
+        """Whether a member reduces per-sample gradients itself."""
+        return self._reducer is not None
+
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        """Prepare by each member in turn."""
+        for member in self.members:
+            dataset = member.prepare(dataset, generator)
+        return dataset
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        """Pass the batch through each member."""
+        for member in self.members:
+            batch = member.on_batch(batch, context)
+        return batch
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Wrap by each member in turn."""
+        for member in self.members:
+            model = member.wrap_model(model)
+        return model
+
+    def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
+        """Reduce by the one member that does."""
+        if self._reducer is None:
+            return super().on_sample_grads(grads, context)
+        return self._reducer.on_sample_grads(grads, context)
+
+    def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
+        """Pass the gradient through each member."""
+        for member in self.members:
+            gradient = member.on_gradient(gradient, context)
+        return gradient
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        """Pass the update through each member."""
+        for member in self.members:
+            update = member.on_update(update, context)
+        return update
+
+    def on_aggregate(self, update: Tensors) -> Tensors:
+        """Undo in reverse order what members undo on the server."""
+        for member in reversed(self.members):
+            update = member.on_aggregate(update)
+        return update
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all members' states, keys prefixed by position."""
+        return {
+            f"{index}.{key}": value
+            for index, member in enumerate(self.members)
+            for key, value in member.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore all members' states."""
+        for index, member in enumerate(self.members):
+            prefix = f"{index}."
+            member.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def report(self) -> CostReport:
+        """Add up the members' reports."""
+        return merge_reports([member.report() for member in self.members])
+
+    def attacker_view(self) -> AttackerView:
+        """Chain the members' simulations; the last noise law is the one that is seen."""
+        views = [member.attacker_view() for member in self.members]
+
+        def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
+            for view in views:
+                gradient = view.simulate(gradient, observed)
+            return gradient
+
+        parameters = {f"{view.name}.{key}": value for view in views for key, value in view.parameters.items()}
+        noise = next((view.noise for view in reversed(views) if view.noise), None)
+        return AttackerView("+".join(view.name for view in views), parameters, simulate, noise)
+
+
+def build_defence(text: str) -> Defence:
+    """Build a defence or a pipeline from its spec; `+` between names composes."""
+    members = [DEFENCES.build(part) for part in re.split(r"\+(?=[A-Za-z])", text)]
+    return members[0] if len(members) == 1 else Pipeline(members)

@@ -1,0 +1,42 @@
+"""What engines share: how work is described, and the events they yield while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Report: TypeAlias = Callable[[Any], None]
+"""Called by running work with anything picklable, to be yielded as `Progressed`."""
+
+Work: TypeAlias = Callable[[Any, Report], Any]
+"""Maps a task to its result, reporting on the way."""
+
+MakeWork: TypeAlias = Callable[[], Work]
+"""Builds the work once per process; must be picklable for a pool."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Task `index` is running."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """Task `index` reported something."""
+
+    index: int
+    report: Any
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Task `index` ended with a result."""
+
+    index: int
+    result: Any
+
+
+Event: TypeAlias = Started | Progressed | Finished

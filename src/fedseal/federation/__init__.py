@@ -1,0 +1,1 @@
+"""What happens in a federation: a client's round, and what travels between client and server."""

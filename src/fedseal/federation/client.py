@@ -1,0 +1,231 @@
+"""One client's round: batches in, an update out, through every hook of its defence.
+
+With one local step the update is the loss gradient (FedSGD); with more it is the weight change after that many SGD
+steps (FedAvg), one batch each.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.defence import CostReport, Defence, Loss, RoundContext, merge_reports
+from fedseal.core.errors import InputError
+from fedseal.core.knowledge import BNMode
+from fedseal.core.observation import Update
+from fedseal.core.tensors import Tensors, check_finite
+from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.wire import encode
+from fedseal.metrics.gradient import density, relative_distance
+
+T = TypeVar("T")
+BNStatistics = dict[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RoundConfig:
+    """How clients train.
+
+    Attributes:
+        local_steps: SGD steps per round.
+        learning_rate: of those steps.
+        bn_mode: batch normalisation with running (`eval`) or batch statistics.
+        train_mode: whether dropout and the like are active.
+        loss_reduction: over the batch.
+        normalisation: between images and model.
+    """
+
+    local_steps: int = 1
+    learning_rate: float = 0.1
+    bn_mode: BNMode = "eval"
+    train_mode: bool = False
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    normalisation: Normalisation = IDENTITY
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What a round produced.
+
+    Attributes:
+        update: as uploaded.
+        fed: the batches the model really saw, after data-side defences.
+        bn_statistics: batch mean and variance per normalisation layer, of the first step.
+        cost: measured.
+    """
+
+    update: Update
+    fed: tuple[Batch, ...]
+    bn_statistics: BNStatistics
+    cost: CostReport
+
+
+def set_mode(model: nn.Module, config: RoundConfig) -> nn.Module:
+    """Put a model's modules in the mode clients use: training or not, batch normalisation by its own switch."""
+    model.train(config.train_mode)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(config.bn_mode != "eval")
+    return model
+
+
+def client_round(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    config: RoundConfig,
+    defence: Defence,
+    generator: torch.Generator,
+    *,
+    round_number: int = 0,
+    client: str = "client-0",
+) -> ClientRound:
+    """Run one round on a copy of `model`, one batch per local step.
+
+    Args:
+        model: the global model; not changed.
+        batches: one per local step.
+        config: how the client trains.
+        defence: its hooks are called in contract order.
+        generator: the defence's randomness.
+        round_number: for the defence's context.
+        client: its name, likewise.
+    """
+    if len(batches) != config.local_steps:
+        raise InputError(f"{config.local_steps} local steps need as many batches, got {len(batches)}.")
+    defended = _train(model, batches, config, defence, generator, round_number, client)
+    plain = _train(model, batches, config, Defence(), generator, round_number, client)
+    check_finite(defended.update, "client update")
+    kind: Literal["gradient", "delta"] = "gradient" if config.local_steps == 1 else "delta"
+    comparable = plain.update.keys() == defended.update.keys()
+    cost = merge_reports(
+        [defence.report()],
+        bytes_up=len(encode(defended.update)),
+        seconds=defended.hook_seconds,
+        density=density(defended.update),
+        gradient_distance=relative_distance(plain.update, defended.update) if comparable else None,
+    )
+    return ClientRound(Update(defended.update, kind), defended.fed, defended.bn_statistics, cost)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    update: Tensors
+    fed: tuple[Batch, ...]
+    bn_statistics: BNStatistics
+    hook_seconds: float
+
+
+def _train(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    config: RoundConfig,
+    defence: Defence,
+    generator: torch.Generator,
+    round_number: int,
+    client: str,
+) -> _Trained:
+    clock = _HookClock()
+    local = set_mode(clock(defence.wrap_model, copy.deepcopy(model)), config)
+    loss = cross_entropy_loss(config.normalisation, config.loss_reduction)
+    before = {name: p.detach().clone() for name, p in local.named_parameters() if p.requires_grad}
+    fed: list[Batch] = []
+    statistics: BNStatistics = {}
+    gradient: Tensors = {}
+    context = RoundContext(local, loss, generator, round_number, 0, config.learning_rate, client)
+    for step, batch in enumerate(batches):
+        context = RoundContext(local, loss, generator, round_number, step, config.learning_rate, client)
+        fed.append(clock(defence.on_batch, batch, context))
+        with record_bn_statistics(local) as recorded:
+            gradient = _gradient(local, fed[-1], loss, defence, context, clock)
+        statistics = statistics or recorded
+        gradient = clock(defence.on_gradient, gradient, context)
+        if config.local_steps > 1:
+            with torch.no_grad():
+                for name, parameter in local.named_parameters():
+                    if name in gradient:
+                        parameter.sub_(gradient[name], alpha=config.learning_rate)
+    if config.local_steps > 1:
+        after = dict(local.named_parameters())
+        gradient = {name: after[name].detach() - value for name, value in before.items()}
+    return _Trained(clock(defence.on_update, gradient, context), tuple(fed), statistics, clock.seconds)
+
+
+def _gradient(
+    model: nn.Module,
+    batch: Batch,
+    loss: Loss,
+    defence: Defence,
+    context: RoundContext,
+    clock: _HookClock,
+) -> Tensors:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if defence.needs_sample_grads:
+        return clock(defence.on_sample_grads, sample_gradients(model, batch, loss), context)
+    values = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if value is None else value
+        for (name, p), value in zip(parameters.items(), values, strict=True)
+    }
+
+
+def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Tensor]:
+    """Return the gradient of each sample alone, [B, ...] per parameter, in one vectorised pass."""
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def one(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
+        def bound(images: Tensor) -> Tensor:
+            output: Tensor = functional_call(model, dict(values), (images,))
+            return output
+
+        return loss(bound, Batch(image.unsqueeze(0), label.unsqueeze(0)))
+
+    result: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(parameters, batch.images, batch.labels)
+    return result
+
+
+@contextmanager
+def record_bn_statistics(model: nn.Module) -> Iterator[BNStatistics]:
+    """Collect the batch mean and (biased) variance that enters each batch normalisation layer, by module name."""
+    recorded: BNStatistics = {}
+
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach()
+            dims = [0, *range(2, x.ndim)]
+            recorded[name] = (x.mean(dims), x.var(dims, unbiased=False))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(hook_for(name))
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _HookClock:
+    """Calls hooks and adds up their time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, hook: Callable[..., T], *arguments: object) -> T:
+        start = time.perf_counter()
+        result = hook(*arguments)
+        self.seconds += time.perf_counter() - start
+        return result

@@ -1,0 +1,1 @@
+"""What a reconstruction is worth: image metrics, matching of batches, chance baselines and intervals."""

@@ -1,0 +1,1 @@
+"""Classifiers an audit can be run on, their initialisations and checkpoints."""

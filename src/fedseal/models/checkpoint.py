@@ -1,0 +1,34 @@
+"""Weights from and to safetensors files; pickles are not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file, save
+from torch import nn
+
+from fedseal.core.errors import InputError
+from fedseal.core.files import write_atomically
+from fedseal.core.tensors import check_finite, check_like
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Load a whole state dict from a safetensors file; names, shapes and dtypes must match."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise InputError(f"there is no checkpoint {path}.", hint="Check the path.") from error
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a readable safetensors file: {error}.",
+            hint="Convert the weights with safetensors.torch.save_file(model.state_dict(), PATH).",
+        ) from error
+    check_like(tensors, model.state_dict(), f"checkpoint {path}")
+    check_finite({name: t for name, t in tensors.items() if t.is_floating_point()}, f"checkpoint {path}")
+    model.load_state_dict(tensors)
+
+
+def save_checkpoint(model: nn.Module, path: Path) -> None:
+    """Write the model's state dict to a safetensors file, whole or not at all."""
+    write_atomically(path, save({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}))

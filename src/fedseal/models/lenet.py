@@ -1,0 +1,49 @@
+"""The small convolutional networks of DLG: three 5x5 convolutions of 12 channels and one linear layer.
+
+Zhu et al. 2019 use sigmoid activations so that the network is twice differentiable; `lenet-relu` is the variant the
+defence papers attack.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from fedseal.core.registry import Info
+from fedseal.models.layers import Activation, Init, activation_module, finish, flat_features
+from fedseal.models.registry import MODELS
+
+_PAPER = "Zhu et al., NeurIPS 2019"
+
+
+def _lenet(
+    input_shape: tuple[int, int, int], num_classes: int, activation: Activation, init: Init, checkpoint: Path | None
+) -> nn.Module:
+    body = nn.Sequential(
+        nn.Conv2d(input_shape[0], 12, 5, stride=2, padding=2),
+        activation_module(activation),
+        nn.Conv2d(12, 12, 5, stride=2, padding=2),
+        activation_module(activation),
+        nn.Conv2d(12, 12, 5, stride=1, padding=2),
+        activation_module(activation),
+        nn.Flatten(),
+    )
+    head = nn.Linear(flat_features(body, input_shape), num_classes)
+    return finish(nn.Sequential(*body, head), init, checkpoint)
+
+
+@MODELS.register("lenet", Info("three sigmoid convolutions and a linear layer, as in DLG", paper=_PAPER))
+def lenet(
+    input_shape: tuple[int, int, int], num_classes: int, init: Init = "default", checkpoint: Path | None = None
+) -> nn.Module:
+    """Build DLG's LeNet."""
+    return _lenet(input_shape, num_classes, "sigmoid", init, checkpoint)
+
+
+@MODELS.register("lenet-relu", Info("the same network with ReLU", paper=_PAPER))
+def lenet_relu(
+    input_shape: tuple[int, int, int], num_classes: int, init: Init = "default", checkpoint: Path | None = None
+) -> nn.Module:
+    """Build LeNet with ReLU activations."""
+    return _lenet(input_shape, num_classes, "relu", init, checkpoint)

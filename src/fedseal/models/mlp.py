@@ -1,0 +1,30 @@
+"""Fully connected classifier; FedLeak's Table 11 uses three layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from fedseal.core.registry import Info
+from fedseal.models.layers import Activation, Init, activation_module, finish
+from fedseal.models.registry import MODELS
+
+
+@MODELS.register("mlp", Info("fully connected network; its first layer gives the image away exactly"))
+def mlp(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    width: int = 256,
+    depth: int = 2,
+    activation: Activation = "relu",
+    init: Init = "default",
+    checkpoint: Path | None = None,
+) -> nn.Module:
+    """Build `depth` hidden layers of `width` units."""
+    features = input_shape[0] * input_shape[1] * input_shape[2]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(depth):
+        layers += [nn.Linear(features, width), activation_module(activation)]
+        features = width
+    return finish(nn.Sequential(*layers, nn.Linear(features, num_classes)), init, checkpoint)

@@ -1,0 +1,85 @@
+"""Which images a report shows: the best recovered ones of a cell, beside their originals.
+
+With `redact`, no artefact is opened: a good reconstruction is the original, so neither may leave the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedseal.audit.records import TrialRecord
+from fedseal.audit.run import Run
+from fedseal.audit.verdict import Cell
+from fedseal.report.png import data_uri
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An original and its reconstruction.
+
+    Attributes:
+        target: index of the attacked batch.
+        index: of the image within it.
+        psnr, ssim: of the reconstruction; ssim is None where it was not measured.
+        original, reconstruction: data URIs; None where withheld or missing.
+    """
+
+    target: int
+    index: int
+    psnr: float
+    ssim: float | None
+    original: str | None = None
+    reconstruction: str | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The best recovered images of a cell.
+
+    Attributes:
+        cell: whose images.
+        pairs: best recovered first.
+        total: number of images the cell attacked.
+        state: `shown`, `redacted` (withheld on request) or `missing` (no artefact holds them).
+    """
+
+    cell: Cell
+    pairs: tuple[Pair, ...]
+    total: int
+    state: Literal["shown", "redacted", "missing"]
+
+
+def build_gallery(run: Run, cell: Cell, *, limit: int, redact: bool) -> Gallery:
+    """Return up to `limit` pairs of a cell, best recovered first."""
+    ranked = [(psnr, record, index) for record in cell.succeeded for index, psnr in enumerate(record.psnr)]
+    ranked.sort(key=lambda entry: -entry[0] if entry[0] == entry[0] else float("inf"))
+    opened: dict[str, tuple[Tensor, Tensor] | None] = {}
+    pairs = []
+    for psnr, record, index in ranked[:limit]:
+        if not redact and record.key not in opened:
+            opened[record.key] = _open_images(run, record)
+        pairs.append(_pair(record, index, psnr, opened.get(record.key)))
+    shown = any(pair.original is not None for pair in pairs)
+    return Gallery(cell, tuple(pairs), len(ranked), "redacted" if redact else "shown" if shown else "missing")
+
+
+def _open_images(run: Run, record: TrialRecord) -> tuple[Tensor, Tensor] | None:
+    try:
+        images = run.images(record)
+    except (OSError, KeyError, SafetensorError):
+        return None  # a report without a picture is better than none; the page says that it is missing
+    if images is None or any(tensor.ndim != 4 for tensor in images):
+        return None
+    return images
+
+
+def _pair(record: TrialRecord, index: int, psnr: float, images: tuple[Tensor, Tensor] | None) -> Pair:
+    ssim = record.ssim[index] if index < len(record.ssim) else None
+    if images is None or index >= min(map(len, images)):
+        return Pair(record.target, index, psnr, ssim)
+    originals, reconstructions = images
+    return Pair(record.target, index, psnr, ssim, data_uri(originals[index]), data_uri(reconstructions[index]))

@@ -1,0 +1,156 @@
+"""The report for people: one HTML file that needs no network and no script.
+
+Everything the templates print is escaped by Jinja; a content security policy in the page forbids what is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedseal._version import VERSION
+from fedseal.audit.findings import Finding
+from fedseal.audit.run import Run
+from fedseal.audit.verdict import Row, Verdict
+from fedseal.report import words
+from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
+from fedseal.report.commands import cell_command, scenario_file
+from fedseal.report.costs import CostTable, cost_table
+from fedseal.report.gallery import Gallery, build_gallery
+from fedseal.report.ledger import Capability, merge_ledgers
+from fedseal.report.matrix import Matrix, Square, matrices, mildest_cell, worst_cell
+
+LEAD_PAIRS = 8
+"""Pairs shown of the worst cell."""
+ROW_PAIRS = 4
+"""Pairs shown of each defence's worst cell."""
+
+
+@dataclass(frozen=True)
+class ScenarioPart:
+    """What the report says of one scenario."""
+
+    name: str
+    matrix: Matrix
+    galleries: tuple[tuple[Row, Gallery], ...]
+    chart: ChanceChart
+    costs: CostTable
+    ledger: tuple[Capability, ...]
+    findings: tuple[Finding, ...]
+    sparklines: tuple[tuple[Row, tuple[Sparkline, ...]], ...]
+    commands: tuple[tuple[Square, str], ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A scenario as the YAML file that holds it."""
+
+    name: str
+    file: str
+    yaml: str
+    seed: int
+
+
+def render_html(run: Run, *, redact: bool = False) -> str:
+    """Return the report as one self-contained HTML file.
+
+    Args:
+        run: what to report; it may be incomplete, and the page says so.
+        redact: leave out originals and reconstructions; no artefact is opened.
+    """
+    verdict = run.verdict()
+    worst = worst_cell(verdict.cells)
+    text = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            run=run,
+            redact=redact,
+            version=VERSION,
+            verdict=verdict,
+            safest=_safest_defence(verdict),
+            lead=None if worst is None else build_gallery(run, worst, limit=LEAD_PAIRS, redact=redact),
+            parts=[_part(run, matrix, redact) for matrix in matrices(verdict)],
+            settings=_settings(run),
+            stray_findings={name: found for name, found in run.findings.items() if found and name not in _names(run)},
+        )
+    )
+    return words.printable(text)
+
+
+def _names(run: Run) -> set[str]:
+    return {record.scenario for record in run.records}
+
+
+def _safest_defence(verdict: Verdict) -> Row | None:
+    judged = [row for row in verdict.rows if row.defence != "none"]
+    best = mildest_cell(row.worst for row in judged if row.worst is not None)
+    return next((row for row in judged if row.worst is best), None) if best is not None else None
+
+
+def _worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: ("problem", "warning", "note").index(finding.severity))
+
+
+def _part(run: Run, matrix: Matrix, redact: bool) -> ScenarioPart:
+    galleries = tuple(
+        (row, build_gallery(run, row.worst, limit=ROW_PAIRS, redact=redact)) for row in matrix.rows if row.worst
+    )
+    sparks = ((row, tuple(s for c in row.cells if (s := sparkline(c)))) for row in matrix.rows)
+    return ScenarioPart(
+        name=matrix.scenario,
+        matrix=matrix,
+        galleries=galleries,
+        chart=chance_chart(matrix),
+        costs=cost_table(matrix),
+        ledger=merge_ledgers([r for row in matrix.rows for cell in row.cells for r in cell.records]),
+        findings=run.findings.get(matrix.scenario, ()),
+        sparklines=tuple((row, group) for row, group in sparks if group),
+        commands=tuple((square, cell_command(run, square.cells[0])) for square in matrix.squares),
+    )
+
+
+def _settings(run: Run) -> tuple[Settings, ...]:
+    return tuple(
+        Settings(
+            scenario.name,
+            scenario_file(scenario.name),
+            yaml.safe_dump(scenario.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+            scenario.seed,
+        )
+        for scenario in run.scenarios
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedseal.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        {
+            "attacker": words.attacker,
+            "breakable": words.breakable,
+            "capital": words.capital,
+            "cell_name": words.cell_name,
+            "code_ticks": words.code_ticks,
+            "decibel": words.decibel,
+            "duration": words.duration,
+            "number": words.number,
+            "plural": words.plural,
+            "significant": words.significant,
+            "shell_words": words.shell_words,
+            "slug": words.slug,
+            "span": words.span,
+            "worst_first": _worst_first,
+        }
+    )
+    return environment

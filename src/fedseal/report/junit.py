@@ -1,0 +1,81 @@
+"""The report for build servers: JUnit XML, one suite per scenario, one case per cell.
+
+A case has one outcome. A level at or above the limit is a failure, which names broken trials too; broken trials are
+otherwise an error; a cell that the set-up does not allow is skipped.
+"""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from fedseal.audit.records import TrialRecord
+from fedseal.audit.run import Run
+from fedseal.audit.verdict import Cell, RiskLevel
+from fedseal.report.commands import cell_command
+from fedseal.report.matrix import matrices
+from fedseal.report.words import attacker, number, plural, printable, span
+
+_OUTCOMES = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def render_junit(run: Run, fail_on: RiskLevel | None) -> str:
+    """Return JUnit XML; cells whose level is at least `fail_on` fail (none do if it is None)."""
+    root = ElementTree.Element("testsuites", name="fedseal")
+    for matrix in matrices(run.verdict()):
+        suite = ElementTree.SubElement(root, "testsuite", name=printable(matrix.scenario))
+        for row in matrix.rows:
+            for cell in row.cells:
+                _add_case(suite, run, cell, fail_on)
+        _count(suite)
+    _count(root)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLevel | None) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=printable(f"{cell.scenario}.{cell.defence}"),
+        name=printable(f"{cell.attack} ({attacker(cell.aware)})"),
+        time=f"{sum(record.seconds for record in cell.records):.3f}",
+    )
+    if cell.level is not None and fail_on is not None and cell.level >= fail_on:
+        message = f"risk {cell.level.words}, at or above the limit {fail_on.words}"
+        _add(case, "failure", message, _broken(cell.failed), kind="risk")
+    elif cell.failed:
+        _add(case, "error", f"{plural(len(cell.failed), 'trial')} failed", _broken(cell.failed), kind="trial")
+    elif cell.level is None and cell.refused is not None:
+        _add(case, "skipped", cell.refused.message)
+    output = ElementTree.SubElement(case, "system-out")
+    output.text = printable("\n".join([*_scores(cell), f"reproduce: {cell_command(run, cell)}"]))
+
+
+def _add(case: ElementTree.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
+    outcome = ElementTree.SubElement(case, tag, message=printable(message))
+    if kind:
+        outcome.set("type", kind)
+    if text:
+        outcome.text = printable(text)
+
+
+def _broken(records: tuple[TrialRecord, ...]) -> str:
+    return "\n".join(f"target {record.target} failed: {record.message}" for record in records)
+
+
+def _scores(cell: Cell) -> list[str]:
+    if cell.psnr is None or cell.level is None:
+        return []
+    return [
+        f"risk: {cell.level.words}",
+        f"PSNR: {number(cell.psnr.mean)} dB ({span(cell.psnr)}), n = {cell.psnr.n}",
+        f"best guess: {cell.baseline}, {number(cell.baseline_psnr)} dB",
+    ]
+
+
+def _count(element: ElementTree.Element) -> None:
+    cases = list(element.iter("testcase"))
+    element.set("tests", str(len(cases)))
+    for attribute, tag in _OUTCOMES.items():
+        element.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
+    element.set("time", f"{sum(float(case.get('time', '0')) for case in cases):.3f}")

@@ -1,0 +1,48 @@
+"""What a scenario can name, read from the registries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from fedseal.core.attack import ATTACKS
+from fedseal.core.defence import DEFENCES
+from fedseal.core.errors import UsageError
+from fedseal.core.registry import Registry, near_matches
+from fedseal.data.registry import DATASETS
+from fedseal.models.registry import MODELS
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "attacks": ATTACKS,
+    "defences": DEFENCES,
+    "models": MODELS,
+    "data": DATASETS,
+}
+_SUPPLIED = {"input_shape", "num_classes", "data_root"}
+
+
+def describe_entries(kind: str) -> list[dict[str, Any]]:
+    """Return the records of one registry as plain data, options a scenario cannot set left out."""
+    if kind not in REGISTRIES:
+        raise UsageError(f"there is no list of {kind!r}.", hint=near_matches(kind, list(REGISTRIES)))
+    registry = REGISTRIES[kind]
+    entries = [registry.entry(name).describe() for name in registry.names()]
+    for entry in entries:
+        entry["options"] = {key: value for key, value in entry["options"].items() if key not in _SUPPLIED}
+    return entries
+
+
+def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
+    """Return the records as a table."""
+    table = Table(title=kind, title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("options and defaults", style="dim")
+    for entry in entries:
+        options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
+        paper = f" ({entry['paper']})" if entry["paper"] else ""
+        needs = f"; needs {', '.join(entry['needs'])}" if entry["needs"] else ""
+        table.add_row(entry["name"], entry["summary"] + paper + needs, options)
+    return table

@@ -1,0 +1,37 @@
+"""All report files of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedseal.audit.run import Run
+from fedseal.audit.verdict import RiskLevel
+from fedseal.core.files import write_atomically
+from fedseal.report.html import render_html
+from fedseal.report.junit import render_junit
+from fedseal.report.machine import render_json
+
+
+def write_reports(
+    run: Run, directory: Path, *, redact: bool = False, fail_on: RiskLevel | None = None
+) -> dict[str, Path]:
+    """Write `report.html`, `report.json` and `junit.xml` into `directory`, each whole or not at all.
+
+    Args:
+        run: what to report.
+        directory: where to; made if missing.
+        redact: leave images out of the HTML; the other files hold none.
+        fail_on: level from which a cell counts as failed in the JUnit file.
+
+    Returns:
+        The paths by kind: `html`, `json` and `junit`.
+    """
+    contents = {
+        "html": ("report.html", render_html(run, redact=redact)),
+        "json": ("report.json", render_json(run)),
+        "junit": ("junit.xml", render_junit(run, fail_on)),
+    }
+    paths = {kind: directory / name for kind, (name, _) in contents.items()}
+    for kind, (_, content) in contents.items():
+        write_atomically(paths[kind], content)
+    return paths

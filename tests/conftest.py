@@ -1,0 +1,25 @@
+"""Shared fixtures. Real data and weights lie in the directory FEDSEAL_SHARED names (default: ../shared)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(os.environ.get("FEDSEAL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if (SHARED / "data").is_dir():
+        return
+    skip = pytest.mark.skip(reason=f"real data is not at {SHARED}: set FEDSEAL_SHARED to run this test")
+    for item in items:
+        if "shared" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The directory with `data/` and `weights/`."""
+    return SHARED

@@ -1,0 +1,290 @@
+"""A realistic run without running anything (real faces, noisy copies of them), and a browser to look at its report."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from skimage.data import lfw_subset
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, cosine_similarity, interpolate
+
+from fedseal.audit.findings import Finding
+from fedseal.audit.records import TrialRecord
+from fedseal.audit.run import Run
+from fedseal.audit.scenario import ClientConfig, Scenario
+from fedseal.metrics.image import mse, psnr
+
+DEFENCES = ("none", "topk:ratio=0.8", "gaussian:sigma=0.01+topk:ratio=0.95")
+ATTACKS = ("ig", "fedleak")
+TARGETS = 6
+REFUSAL = "`{}` needs the exact batch statistics, which this scenario does not grant."
+
+_NOISE = (
+    (0.05, 0.05),
+    (0.3, 0.13),
+    (0.75, 0.6),
+)  # of the reconstructions: (naive, aware) by place of the defence
+_BASELINES = {"mean_image": 11.9, "class_mean": 12.6, "nearest": 13.4, "noise": 7.9, "flat": 10.8}
+
+FINDINGS = (
+    Finding(severity="note", topic="labels", text="The attacker infers labels by the rule `identity`."),
+    Finding(
+        severity="problem",
+        topic="batch normalisation",
+        text="The client runs in `eval` mode, which no federation trains in.",
+        advice="Set `client.bn_mode` to `train-nostats`, or say in your report that the attacker has this gift.",
+    ),
+    Finding(
+        severity="warning",
+        topic="targets",
+        text="Six targets give wide intervals.",
+        advice="Raise `targets` to 20 or more before you decide.",
+    ),
+)
+
+
+def build_run(
+    directory: Path,
+    *,
+    scenarios: tuple[str, ...] = ("faces-lenet",),
+    defences: tuple[str, ...] = DEFENCES,
+    attacks: tuple[str, ...] = ATTACKS,
+    targets: int = TARGETS,
+    batch: int = 2,
+    missing: int = 0,
+) -> Run:
+    """Return a run with artefacts in `directory`.
+
+    The second attack is refused against the second defence and fails once against the first, naively on target 3;
+    the last `missing` trials have not ended.
+    """
+    plans = tuple(
+        Scenario(
+            name=name,
+            defences=defences,
+            attacks=attacks,
+            targets=targets,
+            seed=7,
+            client=ClientConfig(batch_size=batch),
+        )
+        for name in scenarios
+    )
+    records = [
+        _record(directory, plan.name, (row, defence), (column, attack), aware, target, batch)
+        for plan in plans
+        for row, defence in enumerate(defences)
+        for column, attack in enumerate(attacks)
+        for aware in (False, True)
+        for target in range(targets)
+    ]
+    return Run(
+        directory=directory,
+        scenarios=plans,
+        planned=len(records),
+        records=tuple(records[: len(records) - missing]),
+        findings={plans[0].name: FINDINGS},
+        environment={
+            "fedseal": "0.1.0",
+            "python": "3.12.3",
+            "torch": "2.13.0",
+            f"{plans[0].name}: seed": "7",
+            f"{plans[0].name}: data (SHA-256)": sha256(b"data").hexdigest(),
+            f"{plans[0].name}: weights (SHA-256)": sha256(b"weights").hexdigest(),
+        },
+        command="fedseal audit faces-lenet.yaml",
+    )
+
+
+def _record(
+    directory: Path,
+    scenario: str,
+    defence: tuple[int, str],
+    attack: tuple[int, str],
+    aware: bool,
+    target: int,
+    batch: int,
+) -> TrialRecord:
+    (row, defence_spec), (column, attack_spec) = defence, attack
+    key = sha256(repr((scenario, defence, attack, aware, target)).encode()).hexdigest()[:16]
+    common: dict[str, Any] = {
+        "key": key,
+        "scenario": scenario,
+        "defence": defence_spec,
+        "attack": attack_spec,
+        "aware": aware,
+        "target": target,
+        "knowledge": _knowledge(defence_spec, aware, batch),
+    }
+    if (row, column) == (1, 1):
+        return TrialRecord(**common, status="refused", message=REFUSAL.format(attack_spec))
+    if (row, column, aware, target) == (0, 1, False, 3):
+        return TrialRecord(**common, status="failed", message="the objective became NaN at step 412.", seconds=3.1)
+    generator = torch.Generator().manual_seed(1000 * row + 100 * column + 10 * aware + target)
+    spread = 0.8 + 0.4 * torch.rand(1, generator=generator).item()
+    strength = _NOISE[row % 3][aware] * (1.35 if column == 1 else 1.0) * spread
+    originals = faces(batch, seed=target)
+    rebuilt = degrade(originals, strength, generator)
+    artefact = f"artefacts/{key}.safetensors"
+    (directory / "artefacts").mkdir(parents=True, exist_ok=True)
+    save_file({"originals": originals, "reconstructions": rebuilt}, directory / artefact)
+    jitter = 0.7 * torch.randn(len(_BASELINES), batch, generator=torch.Generator().manual_seed(target))
+    scores = tuple(psnr(originals, rebuilt, data_range=1.0).tolist())
+    return TrialRecord(
+        **common,
+        psnr=scores,
+        ssim=tuple(_correlation(originals, rebuilt).tolist()),
+        mse=tuple(mse(originals, rebuilt).tolist()),
+        psnr_best=scores,
+        label_accuracy=1.0,
+        baselines={
+            name: tuple((mean + jitter[place]).tolist()) for place, (name, mean) in enumerate(_BASELINES.items())
+        },
+        objective=strength**2,
+        trace=tuple((step, strength**2 + math.exp(-step / 90)) for step in range(0, 600, 5)),
+        seconds=4.0 + target,
+        cost=_cost(row),
+        artefact=artefact,
+        notes=("Restarts agreed to within 0.3 dB.",) if column == 0 else (),
+    )
+
+
+def faces(count: int, seed: int = 0) -> Tensor:
+    """Return faces [count, 3, 32, 32] in a warm tint."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))[:count]
+    grey = interpolate(_all_faces()[order], size=32, mode="bicubic").clamp(0, 1)
+    return torch.cat([grey, grey**1.15, grey**1.35], 1)
+
+
+@cache
+def _all_faces() -> Tensor:
+    return torch.tensor(lfw_subset()[:100], dtype=torch.float32)[:, None]
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Return a stand-in for SSIM that costs nothing: the correlation of the pixels."""
+    return cosine_similarity(*(x.flatten(1) - x.flatten(1).mean(1, keepdim=True) for x in (a, b)))
+
+
+def degrade(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Return copies that are the more blurred and noisy the stronger."""
+    blurred = avg_pool2d(images, 5, stride=1, padding=2, count_include_pad=False)
+    mixed = torch.lerp(images, blurred, min(1.0, 1.6 * strength))
+    return (mixed + strength * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+
+
+def _cost(row: int) -> dict[str, object]:
+    place = row % 3
+    return {
+        "bytes_up": (61_320, 13_220, 4_410)[place],
+        "bytes_down": None,
+        "seconds": (0.0, 0.0042, 0.0117)[place],
+        "extra_passes": 0.0,
+        "state_bytes": (0, 61_320, 61_320)[place],
+        "epsilon_nominal": (None, None, 12.4)[place],
+        "epsilon_accounted": (None, None, math.inf)[place],
+        "density": (1.0, 0.2, 0.05)[place],
+        "gradient_distance": (0.0, 0.31, 0.84)[place],
+        "remarks": ((), (), ("The noise is not calibrated to a clipping norm, so `epsilon` is infinite.",))[place],
+    }
+
+
+def _knowledge(defence: str, aware: bool, batch: int) -> dict[str, str]:
+    return {
+        "model": "architecture, weights and loss, as any server has them",
+        "image shape": "3x32x32",
+        "classes": "10",
+        "loss reduction": "mean",
+        "batch size": str(batch),
+        "labels": "not given; inferred from the update by the rule `identity`",
+        "batch normalisation": "the client uses running statistics, which the server has",
+        "local steps": "1",
+        "learning rate": "0.1",
+        "normalisation": "none, images enter the model in [0, 1]",
+        "public data": "400 images no client holds",
+        "defence": f"`{defence}`, simulated inside the attack" if aware and defence != "none" else "not known",
+    }
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Run]:
+    """Build runs as `build_run` does, in a temporary directory."""
+    return lambda **options: build_run(tmp_path, **options)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The usual run: 3 defences, 2 attacks, naive and aware, 6 targets, one refused square and one failed trial."""
+    return build_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def hostile(make_run: Callable[..., Run]) -> Run:
+    """A run whose every name and text tries to break out of its file."""
+    evil = "<script>alert(1)</script>\"'&]]>\x00\x1b\ud800"
+    base = make_run(defences=(f"none{evil}", f"topk{evil}"), attacks=(f"ig{evil}", f"dlg{evil}"), targets=1, batch=1)
+    records = tuple(
+        record.model_copy(
+            update={
+                "scenario": f"s{evil}",
+                "key": record.key + evil,
+                "message": record.message + evil,
+                "notes": (evil,),
+                "knowledge": {**record.knowledge, evil: evil},
+                "cost": {**record.cost, "remarks": (evil,)},
+                "baselines": {evil: record.baselines["flat"]} if record.baselines else {},
+            }
+        )
+        for record in base.records
+    )
+    scenario = Scenario.model_construct(**{**dict(base.scenarios[0]), "name": f"s{evil}", "data": evil})
+    finding = Finding(severity="warning", topic=evil, text=evil, advice=evil)
+    return Run(
+        directory=base.directory,
+        scenarios=(scenario,),
+        planned=len(records),
+        records=records,
+        findings={f"s{evil}": (finding,), f"other{evil}": (finding,)},
+        environment={evil: evil},
+        command=evil,
+    )
+
+
+def _find_chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; installs Debian's where it is missing and this is root, else skips."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    if _find_chromium() is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+            subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=600)
+    executable = _find_chromium()
+    if executable is None:
+        pytest.skip("there is no Chromium: install Debian's with `apt-get install chromium`")
+    arguments = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-sync",
+    ]
+    with playwright.sync_playwright() as driver:
+        instance = driver.chromium.launch(executable_path=executable, args=arguments)
+        yield instance
+        instance.close()

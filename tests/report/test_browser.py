@@ -1,0 +1,83 @@
+"""The HTML report in headless Chromium: it loads fast, asks for nothing, fits the window and is not blank."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedseal.audit.run import Run
+from fedseal.report.html import render_html
+
+pytestmark = pytest.mark.browser
+
+OVERFLOW = "[document.documentElement.scrollWidth, window.innerWidth]"
+
+
+@pytest.fixture(scope="module")
+def pages(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("pages")
+    paths = {}
+    for name, redact in (("plain", False), ("redacted", True)):
+        paths[name] = directory / f"{name}.html"
+        paths[name].write_text(render_html(run, redact=redact), encoding="utf-8")
+    return paths
+
+
+@pytest.mark.parametrize("name", ["plain", "redacted"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_renders(browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    problems: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("requestfailed", lambda request: problems.append(request.url))
+    page.on("request", lambda request: requests.append(request.url))
+    start = time.perf_counter()
+    page.goto(pages[name].as_uri(), wait_until="load")
+    elapsed = time.perf_counter() - start
+    scroll, inner = page.evaluate(OVERFLOW)
+    picture = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"), dtype=float)
+    broken = page.evaluate("[...document.images].filter(i => !i.naturalWidth).length")
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.close()
+    assert problems == []
+    assert [url for url in requests if not url.startswith("data:")] == [pages[name].as_uri()]
+    assert elapsed < 5  # 0.1 s on a quiet machine
+    assert scroll <= inner
+    assert picture.std() > 5
+    assert broken == 0
+    assert (background == "rgb(20, 23, 26)") == (scheme == "dark")
+
+
+def test_hostile_names_run_nothing(browser: Any, hostile: Run, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.html"
+    path.write_text(render_html(hostile), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto(path.as_uri())
+    scroll, inner = page.evaluate(OVERFLOW)
+    page.close()
+    assert dialogs == []
+    assert scroll <= inner
+
+
+def test_it_prints(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.goto(pages["plain"].as_uri())
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.querySelector('.badge')).printColorAdjust") == "exact"
+    assert not page.locator("nav").is_visible()
+    document = page.pdf(format="A4")
+    page.close()
+    assert document.startswith(b"%PDF")
+    assert len(document) > 20_000
