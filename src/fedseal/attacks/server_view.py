@@ -57,17 +57,22 @@ def update_scale(observation: Observation) -> float:
 
 
 def image_count(observation: Observation) -> int:
-    """Return how many images are behind the update: batch size times local steps."""
+    """Return how many images are behind the update: batch size times local steps times clients."""
     size = observation.knowledge.batch_size
     if size is None:
         raise CapabilityError("the number of images behind the update is not known.", hint="Grant `batch_size`.")
-    return size * (observation.knowledge.local_steps or 1)
+    return size * (observation.knowledge.local_steps or 1) * (observation.knowledge.clients or 1)
 
 
 def estimated_gradient(observation: Observation) -> Tensors:
-    """Return the update divided by `update_scale`: the gradient, or the mean of the local steps' gradients."""
+    """Return the update divided by `update_scale`: the gradient, or the mean of the local steps' gradients.
+
+    An attacker who knows the defence first undoes of it what can be undone.
+    """
     scale = update_scale(observation)
-    return {name: _single(tensor) / scale for name, tensor in observation.update.tensors.items()}
+    view = observation.knowledge.defence
+    update = observation.update.tensors if view is None else view.read(observation.update.tensors)
+    return {name: _single(tensor) / scale for name, tensor in update.items()}
 
 
 def attack_parameters(observation: Observation) -> Tensors:

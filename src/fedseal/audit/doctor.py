@@ -6,7 +6,9 @@ trials start.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,13 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedseal.attacks.matching.engine import MatchingAttack
-from fedseal.attacks.matching.optimisers import LBFGS
+from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.audit.findings import Finding
-from fedseal.audit.setup import Setup
+from fedseal.audit.setup import Setup, Target
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
-from fedseal.core.tensors import Tensors, flatten
+from fedseal.core.tensors import flatten
+from fedseal.federation.client import set_mode
+from fedseal.federation.loss import cross_entropy_loss
 from fedseal.models.structure import output_layer
 
 _VANISHING = 1e-7
@@ -29,6 +33,7 @@ _VANISHING = 1e-7
 def examine(setup: Setup) -> tuple[Finding, ...]:
     """Return what is remarkable about a set-up, worst first."""
     order = {"problem": 0, "warning": 1, "note": 2}
+    setup = replace(setup, model=copy.deepcopy(setup.model))  # forward passes change running statistics
     found = [finding for check in _CHECKS for finding in check(setup)]
     return tuple(sorted(found, key=lambda finding: order[finding.severity]))
 
@@ -83,7 +88,11 @@ def _gradients(setup: Setup) -> Iterator[Finding]:
     try:
         target = setup.observe(Defence(), 0)
     except FedsealError as error:
-        yield Finding(severity="problem", topic="client round", text=str(error), advice=error.hint or "")
+        yield Finding(severity="problem", topic="client round", text=error.message, advice=error.hint or "")
+        return
+    except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the finding says what
+        text = f"the client's round fails: {type(error).__name__}: {error}"
+        yield Finding(severity="problem", topic="client round", text=text, advice="Run the model on one batch.")
         return
     norms = {name: float(t.norm()) for name, t in target.observation.update.tensors.items()}
     dead = [name for name, norm in norms.items() if norm < _VANISHING]
@@ -101,21 +110,20 @@ def _gradients(setup: Setup) -> Iterator[Finding]:
             text=f"{len(dead)} of {len(norms)} tensors have almost no gradient, {dead[0]!r} among them.",
             advice="Attacks lose what these layers would tell; a different initialisation may leak more.",
         )
-    yield from _sign(setup, target.observation.update.tensors)
+    yield from _sign(setup, target)
 
 
-def _sign(setup: Setup, update: Tensors) -> Iterator[Finding]:
+def _sign(setup: Setup, target: Target) -> Iterator[Finding]:
     """Check that a step along the update, as the attacker reads it, lowers the client's loss."""
-    from fedseal.federation.loss import cross_entropy_loss
-
-    batch = setup.batches(0)[0]
+    model = set_mode(copy.deepcopy(setup.model), replace(setup.config, train_mode=False))  # dropout would blur it
     loss = cross_entropy_loss(setup.config.normalisation, setup.config.loss_reduction)
-    sign = -1.0 if setup.scenario.client.local_steps == 1 else 1.0
+    update = target.observation.update.tensors
+    sign = -1.0 if target.observation.update.kind == "gradient" else 1.0
     length = 1e-3 / max(float(flatten(update).norm()), 1e-12)
-    parameters = {n: p.detach() + sign * length * update[n] for n, p in setup.model.named_parameters() if n in update}
+    parameters = {n: p.detach() + sign * length * update[n] for n, p in model.named_parameters() if n in update}
     with torch.no_grad():
-        before = loss(setup.model, batch)
-        after = loss(lambda images: torch.func.functional_call(setup.model, parameters, (images,)), batch)
+        before = loss(model, target.originals)
+        after = loss(lambda images: torch.func.functional_call(model, parameters, (images,)), target.originals)
     if float(after) > float(before) * (1 + 1e-4) + 1e-6:
         yield Finding(
             severity="problem",

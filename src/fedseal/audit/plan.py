@@ -9,10 +9,13 @@ from itertools import product
 import torch
 
 from fedseal._version import VERSION
+from fedseal.attacks.labels import LABEL_RULES
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
+from fedseal.core.errors import UsageError
 from fedseal.core.hashing import hash_json
+from fedseal.core.registry import near_matches
 from fedseal.defences.pipeline import build_defence
 
 GROUP = 16
@@ -39,6 +42,12 @@ class Job:
 
 def check_names(scenario: Scenario) -> None:
     """Refuse a scenario that names unknown attacks, defences, options or label rules, before anything is loaded."""
+    rules = [*LABEL_RULES, "true", "unknown"]
+    if scenario.attacker.labels not in rules:
+        raise UsageError(
+            f"there is no label rule called {scenario.attacker.labels!r}.",
+            hint=near_matches(scenario.attacker.labels, rules),
+        )
     for attack in scenario.attacks:
         ATTACKS.build(attack)
     for defence in scenario.defences:

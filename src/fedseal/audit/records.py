@@ -21,6 +21,7 @@ class TrialRecord(BaseModel):
         message: why, unless `ok`.
         psnr, ssim, mse, lpips: per original image under the one fixed Hungarian matching; no lpips without weights.
         psnr_best: per original, the most similar reconstruction with replacement ("attacker-best").
+        psnr_fed: PSNR against what the model was fed, where a defence changes the data; None otherwise.
         label_accuracy: share of labels right, as multisets.
         baselines: per-image PSNR of every chance baseline, by name.
         objective: the attacker's own objective at the end.
@@ -32,7 +33,7 @@ class TrialRecord(BaseModel):
         notes: what the attack wants said.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     key: str
     scenario: str
@@ -47,6 +48,7 @@ class TrialRecord(BaseModel):
     mse: tuple[float, ...] = ()
     lpips: tuple[float, ...] | None = None
     psnr_best: tuple[float, ...] = ()
+    psnr_fed: tuple[float, ...] | None = None
     label_accuracy: float | None = None
     baselines: dict[str, tuple[float, ...]] = {}
     objective: float | None = None

@@ -22,8 +22,8 @@ from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
 from fedseal.audit.store import Store
 from fedseal.audit.trials import Outcome, TrialRunner
-from fedseal.core.errors import UsageError
-from fedseal.engines.events import Finished, Progressed, Report, Started, Work
+from fedseal.core.errors import InputError, UsageError
+from fedseal.engines.events import Event, Finished, Progressed, Report, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
@@ -57,18 +57,24 @@ def run_audit(
     plans = [plan_jobs(setup) for setup in setups]
     findings = {setup.scenario.name: examine(setup) for setup in setups}
     with Store(directory, writable=True) as store:
-        keys = [trial.key for jobs in plans for job in jobs for trial in job.trials]
+        plan = [
+            (setup.scenario.name, trial.key)
+            for setup, jobs in zip(setups, plans, strict=True)
+            for job in jobs
+            for trial in job.trials
+        ]
         store.set_meta(
             {
                 "scenarios": [scenario.model_dump(mode="json") for scenario in scenarios],
-                "keys": keys,
+                "plan": plan,
                 "findings": {name: [f.model_dump() for f in found] for name, found in findings.items()},
                 "environment": _environment(setups),
                 "command": command,
             }
         )
-        stored = store.load(keys)
-        watcher.planned(len(keys), len(stored))
+        ended = store.load([key for _, key in plan])
+        stored = {key for key, record in ended.items() if record.status != "failed"}  # what broke is tried again
+        watcher.planned(len(plan), sum(key in stored for _, key in plan))
         for name, found in findings.items():
             watcher.found(name, found)
         tasks = [
@@ -78,8 +84,10 @@ def run_audit(
             if any(trial.key not in stored for trial in job.trials)
         ]
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
-        make_work = partial(_make_work, tuple(scenarios), data_root, device)
-        for event in engine.run(make_work, tasks):
+        weights = tuple(setup.weights_hash for setup in setups)
+        make_work = partial(_make_work, tuple(scenarios), weights, data_root, device)
+
+        def handle(event: Event) -> None:
             job = tasks[event.index][1]
             match event:
                 case Started():
@@ -89,20 +97,22 @@ def run_audit(
                 case Finished():
                     _keep(store, event.result)
                     watcher.finished(job, event.result)
+
+        engine.run(make_work, tasks, handle)
         return load_run(store)
 
 
 def load_run(store: Store) -> Run:
     """Read a run from its store."""
     meta = store.meta()
-    if "keys" not in meta:
+    if "plan" not in meta:
         raise UsageError(f"{store.directory} holds no plan yet.", hint="Run `fedseal audit --out` with it first.")
-    records = store.load(meta["keys"])
+    records = store.load([key for _, key in meta["plan"]])
     return Run(
         store.directory,
         tuple(Scenario.model_validate(values) for values in meta["scenarios"]),
-        len(meta["keys"]),
-        tuple(records[key] for key in meta["keys"] if key in records),
+        len(meta["plan"]),
+        tuple(records[key].model_copy(update={"scenario": name}) for name, key in meta["plan"] if key in records),
         {name: tuple(Finding.model_validate(f) for f in found) for name, found in meta["findings"].items()},
         meta["environment"],
         meta["command"],
@@ -123,7 +133,7 @@ def _check_scenarios(scenarios: Sequence[Scenario]) -> None:
         check_names(scenario)
 
 
-def _make_work(scenarios: tuple[Scenario, ...], data_root: Path | None, device: str) -> Work:
+def _make_work(scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str) -> Work:
     """Build, once per process, the function that runs a task (scenario index, job)."""
     lpips = load_lpips()
     runners: dict[int, TrialRunner] = {}
@@ -131,7 +141,13 @@ def _make_work(scenarios: tuple[Scenario, ...], data_root: Path | None, device: 
     def work(task: tuple[int, Job], report: Report) -> list[Outcome]:
         index, job = task
         if index not in runners:
-            runners[index] = TrialRunner(build_setup(scenarios[index], data_root=data_root, device=device), lpips)
+            setup = build_setup(scenarios[index], data_root=data_root, device=device)
+            if setup.weights_hash != weights[index]:
+                raise InputError(
+                    f"model {scenarios[index].model} has other weights each time it is built.",
+                    hint="Draw them from PyTorch's generator, which the seed sets, or load a checkpoint.",
+                )
+            runners[index] = TrialRunner(setup, lpips)
         return runners[index].run(job, lambda done, psnr_db: report((done, psnr_db)))
 
     return work

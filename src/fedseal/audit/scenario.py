@@ -29,6 +29,7 @@ class ClientConfig(_Config):
         batch_size: images per local step.
         local_steps: SGD steps per round; 1 uploads the gradient, more upload the weight change.
         learning_rate: of the local steps.
+        aggregate: clients whose mean update is all the server sees, as under secure aggregation; 1 for none.
         bn_mode: how batch normalisation runs and what the server sees of it.
         loss_reduction: over the batch.
         normalise: whether images are normalised by the data set's statistics.
@@ -39,6 +40,7 @@ class ClientConfig(_Config):
     batch_size: int = Field(1, ge=1, le=4096)
     local_steps: int = Field(1, ge=1, le=1000)
     learning_rate: float = Field(0.1, gt=0)
+    aggregate: int = Field(1, ge=1, le=1000)
     bn_mode: BNMode = "eval"
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalise: bool = False
@@ -65,6 +67,11 @@ class AttackerConfig(_Config):
     public_data: bool = True
     aware: Literal["naive", "aware", "both"] = "both"
     loss_reduction: Literal["mean", "sum"] | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _yaml_true(cls, value: Any) -> Any:
+        return "true" if value is True else value  # what YAML makes of an unquoted `true`
 
 
 class Scenario(_Config):
@@ -129,6 +136,9 @@ def load_scenario(path: Path) -> Scenario:
         raise UsageError(
             f"{path}, line {line}: {error.problem or error.context}.", hint="Check indentation, colons and quotes."
         ) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UsageError(f"{path}, line {line}: {error.reason}.", hint="Remove the character.") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
     return validate_scenario(values, source=str(path), node=node)

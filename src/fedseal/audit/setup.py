@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,15 +12,17 @@ from torch import nn
 
 from fedseal.audit.scenario import Scenario
 from fedseal.core.batch import IDENTITY, Batch
-from fedseal.core.defence import CostReport, Defence
+from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
-from fedseal.core.observation import Observation
-from fedseal.core.seeds import generator
+from fedseal.core.observation import Observation, Update
+from fedseal.core.seeds import derive_seed, generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
+from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round, set_mode
+from fedseal.federation.server import mean_update
 from fedseal.models.registry import build_model
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
@@ -30,12 +34,14 @@ class Target:
     """One attacked round.
 
     Attributes:
-        originals: the private images behind the update, [B * local steps, C, H, W].
+        originals: the private images behind the update, [B * local steps * clients, C, H, W].
+        fed: what the model was fed instead, by a defence that changes data; the originals otherwise.
         observation: what a naive attacker sees.
         cost: of the defence in this round.
     """
 
     originals: Batch
+    fed: Batch
     observation: Observation
     cost: CostReport
 
@@ -50,6 +56,7 @@ class Setup:
         public: the attacker's, disjoint from it; baselines are computed on it even if the attacker is not given it.
         model: the global model, in the mode clients use.
         config: how clients train.
+        images_per_target: as many as the hungriest defence needs, so that all start from the same images.
         data_hash, weights_hash: contents, for trial keys.
     """
 
@@ -58,37 +65,57 @@ class Setup:
     public: Batch
     model: nn.Module
     config: RoundConfig
+    images_per_target: int
     data_hash: str
     weights_hash: str
 
-    def batches(self, target: int) -> list[Batch]:
-        """Return the batches of one target's local steps; different targets share no image."""
+    def shape(self, defence: Defence) -> RoundShape:
+        """Return how much data is behind an update under a defence."""
         client = self.scenario.client
-        per_target = client.batch_size * client.local_steps
-        order = torch.randperm(len(self.private), generator=generator(self.scenario.seed, "targets"))
-        indices = order[target * per_target : (target + 1) * per_target]
-        like = next(self.model.parameters())
-        return [
-            self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, client.batch_size)
-        ]
+        return defence.reshape(RoundShape(client.batch_size, client.local_steps, client.aggregate))
 
-    def observe(self, defence: Defence, target: int, *, name: str = "") -> Target:
-        """Run the client's round on one target and return what the server sees of it.
+    def wrapped_model(self, defence: Defence) -> nn.Module:
+        """Return the model the federation trains under a defence: a copy, seeded where the defence adds to it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.scenario.seed, "wrapped"))
+            return set_mode(defence.wrap_model(copy.deepcopy(self.model)), self.config)
+
+    def batches(self, target: int, shape: RoundShape) -> list[Batch]:
+        """Return the batches of one target's clients and local steps; different targets share no image."""
+        order = torch.randperm(len(self.private), generator=generator(self.scenario.seed, "targets"))
+        indices = order[target * self.images_per_target :][: shape.images]
+        like = next(self.model.parameters())
+        return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
+
+    def observe(self, defence: Defence, target: int, *, model: nn.Module | None = None, name: str = "") -> Target:
+        """Run the round of one target's client, or clients, and return what the server sees of it.
 
         Args:
-            defence: fresh, as its state belongs to one client.
+            defence: fresh, as its state belongs to one client; each further client of an aggregate gets a copy.
             target: which batch.
+            model: from `wrapped_model`, if several targets are to share it.
             name: the defence's spec, which separates noise of different defences.
         """
-        batches = self.batches(target)
-        source = generator(self.scenario.seed, "defence", name, target)
-        result = client_round(self.model, batches, self.config, defence, source, client=f"client-{target}")
-        originals = Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
-        server_model = set_mode(defence.wrap_model(self.model), self.config)
-        knowledge = self._knowledge(originals, result.bn_statistics)
-        return Target(originals, Observation(server_model, result.update, knowledge), result.cost)
+        model = model or self.wrapped_model(defence)
+        shape = self.shape(defence)
+        config = replace(self.config, local_steps=shape.local_steps)
+        batches = self.batches(target, shape)
+        rounds = []
+        for client in range(shape.clients):
+            source = generator(self.scenario.seed, "defence", name, target, *([client] if client else []))
+            own = batches[client * shape.local_steps : (client + 1) * shape.local_steps]
+            theirs = defence if client == 0 else copy.deepcopy(defence)
+            rounds.append(client_round(model, own, config, theirs, source, client=f"client-{target}-{client}"))
+        update = rounds[0].update if shape.clients == 1 else mean_update([done.update for done in rounds])
+        seen = Update(defence.server_view(update.tensors), update.kind)
+        originals = _joined(batches)
+        fed = _joined([batch for done in rounds for batch in done.fed])
+        knowledge = self._knowledge(shape, originals, rounds[0].bn_statistics)
+        return Target(originals, fed, Observation(model, seen, knowledge), rounds[0].cost)
 
-    def _knowledge(self, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Knowledge:
+    def _knowledge(
+        self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    ) -> Knowledge:
         client, attacker = self.scenario.client, self.scenario.attacker
         return Knowledge(
             input_shape=self.private.shape,
@@ -96,10 +123,11 @@ class Setup:
             loss_reduction=attacker.loss_reduction or client.loss_reduction,
             bn_mode=client.bn_mode,
             label_rule=attacker.labels,
-            batch_size=client.batch_size if attacker.batch_size else None,
+            batch_size=shape.batch_size if attacker.batch_size else None,
             labels=originals.labels if attacker.labels == "true" else None,
-            bn_statistics=bn_statistics if client.bn_mode == "train-exact-stats" else None,
-            local_steps=client.local_steps if attacker.local_steps else None,
+            bn_statistics=bn_statistics if client.bn_mode == "train-exact-stats" and shape.clients == 1 else None,
+            clients=shape.clients,
+            local_steps=shape.local_steps if attacker.local_steps else None,
             learning_rate=client.learning_rate if attacker.learning_rate else None,
             normalisation=self.config.normalisation if attacker.normalisation else None,
             auxiliary=self.public if attacker.public_data else None,
@@ -116,11 +144,12 @@ def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: st
     where = _device(device)
     dataset = DATASETS.build(scenario.data, data_root=data_root)
     private, public = split_public(dataset, scenario.public_fraction, scenario.seed)
-    needed = scenario.targets * scenario.client.batch_size * scenario.client.local_steps
+    images = _images_per_target(scenario)
+    needed = scenario.targets * images
     if needed > len(private):
         raise InputError(
-            f"{scenario.targets} targets of {scenario.client.local_steps} x {scenario.client.batch_size} images need "
-            f"{needed} private images, {dataset.name} leaves {len(private)}.",
+            f"{scenario.targets} targets of {images} images need {needed} private ones, "
+            f"{dataset.name} leaves {len(private)}.",
             hint="Lower `targets` or `client.batch_size`, or use a larger data set.",
         )
     classes = len(dataset.classes)
@@ -141,9 +170,20 @@ def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: st
         public.batch(torch.arange(min(len(public), _MAX_PUBLIC))).to(like.device, like.dtype),
         set_mode(model, config),
         config,
+        images,
         hash_tensors({"images": dataset.images, "labels": dataset.labels}),
         hash_tensors(model.state_dict()),
     )
+
+
+def _images_per_target(scenario: Scenario) -> int:
+    client = scenario.client
+    plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
+    return max(build_defence(name).reshape(plain).images for name in (*scenario.defences, "none"))
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    return Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
 
 
 def _device(name: str) -> torch.device:

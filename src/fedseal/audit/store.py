@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO, TypeVar
 
 from fedseal.audit.records import TrialRecord
 from fedseal.core.errors import InputError, StorageError
 from fedseal.core.files import storage_error, write_atomically
+
+T = TypeVar("T")
 
 _SCHEMA = 1
 _FILE = "store.sqlite"
@@ -33,21 +37,21 @@ class Store:
     def __init__(self, directory: Path, *, writable: bool) -> None:
         self.directory = directory
         self._path = directory / _FILE
-        self._lock = self._take_lock() if writable else None
-        if not writable and not self._path.is_file():
-            raise InputError(
-                f"{directory} holds no fedseal run.", hint="Name the directory given to `fedseal audit --out`."
-            )
-        try:
-            self._db = sqlite3.connect(self._path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+        with ExitStack() as opened:  # closes again what was opened if the store turns out to be unusable
             if writable:
-                self._db.execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-                self._db.execute("CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
-            self._check_schema(writable)
-        except sqlite3.Error as error:
-            raise self._error(error) from error
+                opened.enter_context(self._take_lock())
+            elif not self._path.is_file():
+                raise InputError(
+                    f"{directory} holds no fedseal run.", hint="Name the directory given to `fedseal audit --out`."
+                )
+            try:
+                self._db = opened.enter_context(closing(self._connect(writable)))
+                if writable:
+                    self._prepare()
+                self._check_schema(writable)
+            except sqlite3.Error as error:
+                raise self._error(error) from error
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -55,9 +59,7 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._db.close()
-        if self._lock is not None:
-            self._lock.close()
+        self._opened.close()
 
     def save(self, records: Iterable[TrialRecord]) -> None:
         """Add records in one transaction: all of them or none."""
@@ -77,7 +79,7 @@ class Store:
             rows = self._db.execute("SELECT key, record FROM trials").fetchall()
         except sqlite3.Error as error:
             raise self._error(error) from error
-        return {key: TrialRecord.model_validate_json(text) for key, text in rows if key in wanted}
+        return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows if key in wanted}
 
     def set_meta(self, values: dict[str, Any]) -> None:
         """Write named JSON values in one transaction."""
@@ -87,28 +89,49 @@ class Store:
     def meta(self) -> dict[str, Any]:
         """Return all named values."""
         try:
-            return {name: json.loads(value) for name, value in self._db.execute("SELECT name, value FROM meta")}
+            rows = self._db.execute("SELECT name, value FROM meta").fetchall()
         except sqlite3.Error as error:
             raise self._error(error) from error
+        return {name: self._parse(json.loads, value) for name, value in rows}
+
+    def _parse(self, parse: Callable[[str], T], text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise StorageError(
+                f"{self._path} is damaged: it holds an entry that cannot be read.",
+                hint="Use a new directory with --out.",
+            ) from error
+
+    def _connect(self, writable: bool) -> sqlite3.Connection:
+        """Connect to the file; on a read-only medium as one that nobody changes, as SQLite could keep no log there."""
+        log = self._path.with_name(f"{_FILE}-wal")
+        changeable = writable or os.access(self.directory, os.W_OK) or log.exists()
+        mode = "mode=rwc" if writable else "mode=rw" if changeable else "immutable=1"
+        return sqlite3.connect(f"{self._path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
 
     def _write(self, action: Any) -> None:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            action()
-            self._db.execute("COMMIT")
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                action()
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise self._error(error) from error
 
     def _check_schema(self, writable: bool) -> None:
-        found = self._db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        found = self.meta().get("schema")
         if found is None and writable:
             self.set_meta({"schema": _SCHEMA})
-        elif found is None or json.loads(found[0]) != _SCHEMA:
+        elif found != _SCHEMA:
             raise StorageError(f"{self._path} was written by another version.", hint="Use a new directory with --out.")
 
-    def _take_lock(self) -> Any:
+    def _take_lock(self) -> TextIO:
         path = self.directory / ".lock"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -122,6 +145,9 @@ class Store:
             raise StorageError(
                 f"another audit is writing to {self.directory}.", hint="Wait for it, or choose another --out."
             ) from error
+        except OSError as error:
+            lock.close()
+            raise storage_error(path, error) from error
         return lock
 
     def _error(self, error: sqlite3.Error) -> StorageError:

@@ -51,7 +51,7 @@ class TrialRunner:
     def __init__(self, setup: Setup, lpips: Lpips | None) -> None:
         self._setup = setup
         self._lpips = lpips
-        self._baselines: dict[int, dict[str, tuple[float, ...]]] = {}
+        self._baselines: dict[tuple[int, int], dict[str, tuple[float, ...]]] = {}
 
     @cached_property
     def _budget(self) -> Budget:
@@ -65,13 +65,14 @@ class TrialRunner:
             return self._without_result(job, "refused", str(error))
         except FedsealError as error:
             return self._without_result(job, "failed", str(error))
-        except (RuntimeError, ArithmeticError) as error:
+        except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the record says what
             return self._without_result(job, "failed", f"{type(error).__name__}: {error}")
 
     def _attack(self, job: Job, progress: Progress | None) -> list[Outcome]:
         defences = [build_defence(job.defence) for _ in job.trials]
+        model = self._setup.wrapped_model(defences[0])
         targets = [
-            self._setup.observe(defence, trial.target, name=job.defence)
+            self._setup.observe(defence, trial.target, model=model, name=job.defence)
             for defence, trial in zip(defences, job.trials, strict=True)
         ]
         attack = ATTACKS.build(job.attack)
@@ -106,6 +107,7 @@ class TrialRunner:
             mse=scores.mse,
             lpips=scores.lpips,
             psnr_best=scores.psnr_best,
+            psnr_fed=self._against_fed(target, reconstruction),
             label_accuracy=scores.label_accuracy,
             baselines=self._chance(job.trials[index].target, target),
             objective=reconstruction.objective,
@@ -119,12 +121,19 @@ class TrialRunner:
         images = {"originals": target.originals.images.float(), "reconstructions": matched.float()}
         return Outcome(record, save({name: tensor.detach().cpu().contiguous() for name, tensor in images.items()}))
 
+    def _against_fed(self, target: Target, reconstruction: Reconstruction) -> tuple[float, ...] | None:
+        """Score against what the model was fed, where a defence changed it."""
+        if torch.equal(target.fed.images, target.originals.images):
+            return None
+        return score(target.fed, reconstruction.images, reconstruction.labels, None).psnr
+
     def _chance(self, number: int, target: Target) -> dict[str, tuple[float, ...]]:
-        if number not in self._baselines:
+        key = (number, len(target.originals))
+        if key not in self._baselines:
             seed = derive_seed(self._setup.scenario.seed, "baseline", number)
             found = chance_baselines(target.originals.images, target.originals.labels, self._setup.public, seed)
-            self._baselines[number] = {name: tuple(values.tolist()) for name, values in found.items()}
-        return self._baselines[number]
+            self._baselines[key] = {name: tuple(values.tolist()) for name, values in found.items()}
+        return self._baselines[key]
 
     def _without_result(self, job: Job, status: str, message: str) -> list[Outcome]:
         return [Outcome(self._record(job, i, status=status, message=message)) for i in range(len(job.trials))]

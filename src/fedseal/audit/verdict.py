@@ -13,6 +13,7 @@ from enum import IntEnum
 from statistics import fmean
 
 from fedseal.audit.records import TrialRecord
+from fedseal.core.errors import UsageError
 from fedseal.metrics.intervals import Interval, bootstrap_mean
 
 
@@ -32,7 +33,11 @@ class RiskLevel(IntEnum):
     @classmethod
     def parse(cls, text: str) -> RiskLevel:
         """Parse `very-high`, `very high`, `high`, ..."""
-        return cls[text.strip().upper().replace("-", "_").replace(" ", "_")]
+        name = text.strip().upper().replace("-", "_").replace(" ", "_")
+        if name not in cls.__members__:
+            levels = ", ".join(level.words.replace(" ", "-") for level in cls)
+            raise UsageError(f"there is no risk level {text!r}.", hint=f"Use one of {levels}.")
+        return cls[name]
 
 
 THRESHOLDS_DB: tuple[tuple[RiskLevel, float], ...] = (
@@ -145,12 +150,14 @@ class Verdict:
         judged = [row for row in self.rows if row.worst is not None and row.level is not None]
         if not judged:
             return "Nothing could be judged: no trial succeeded."
-        bare = next((row for row in judged if row.defence == "none"), None)
-        defended = [row for row in judged if row.defence != "none"]
+        worst: dict[str, Row] = {}  # a defence is as good as in the scenario where it does worst
+        for row in judged:
+            worst[row.defence] = max(worst.get(row.defence, row), row, key=_rank)
+        bare = worst.pop("none", None)
         parts = [] if bare is None else [f"Undefended, this federation's risk is {_finding(bare)}."]
-        if defended:
-            best = min(defended, key=_rank)
-            lead = "The safest defence audited is" if len(defended) > 1 else "The defence audited is"
+        if worst:
+            best = min(worst.values(), key=_rank)
+            lead = "The safest defence audited is" if len(worst) > 1 else "The defence audited is"
             parts.append(f"{lead} {best.defence}: with it the risk is {_finding(best)}.")
         return " ".join(parts)
 
@@ -221,5 +228,6 @@ def _finding(row: Row) -> str:
     assert cell.psnr is not None
     assert cell.level is not None
     who = "a defence-aware attacker" if cell.aware else "an attacker"
-    text = f"{cell.level.words}: {who} using {cell.attack} rebuilds its images at {cell.psnr.mean:.1f} dB PSNR"
+    method = cell.attack.partition(":")[0]
+    text = f"{cell.level.words}: {who} using {method} rebuilds its images at {cell.psnr.mean:.1f} dB PSNR"
     return f"{text} (guessing without the update gives {cell.baseline_psnr:.1f})"

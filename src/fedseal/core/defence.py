@@ -1,8 +1,9 @@
 """The contract of a defence: optional hooks along a client's round, state, a cost report, and an attacker's view.
 
-Order of hooks in a round: `prepare` once, then `on_batch`, `wrap_model`, `on_sample_grads`, `on_gradient`,
-`on_update`; server side `aggregate` is followed by `on_aggregate`. At zero strength every hook returns its input bit
-for bit. State is per client: one instance serves one client and can be saved and restored between rounds.
+Order of hooks: `reshape`, `wrap_model` and `prepare` once; in a round `on_batch`, `extra_loss`, `on_sample_grads`,
+`on_gradient`, `on_update`; server side `server_view` of each upload, `on_aggregate` of their mean. At zero strength
+every hook returns its input bit for bit. State is per client: one instance serves one client and can be saved and
+restored between rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from fedseal.core.batch import Batch
 from fedseal.core.registry import Registry
 from fedseal.core.tensors import Tensors
 
-Stage: TypeAlias = Literal["data", "model", "sample", "gradient", "update"]
-"""Where a defence acts; a pipeline composes defences in this order."""
+Stage: TypeAlias = Literal["data", "model", "sample", "gradient", "update", "encoding", "aggregate"]
+"""Where a defence acts; a pipeline composes defences in this order.
 
-STAGES: tuple[Stage, ...] = ("data", "model", "sample", "gradient", "update")
+`encoding` is for quantisers, which come last before the wire; `aggregate` for what masks or encrypts uploads that a
+server adds up.
+"""
+
+STAGES: tuple[Stage, ...] = ("data", "model", "sample", "gradient", "update", "encoding", "aggregate")
 
 
 Classifier: TypeAlias = Callable[[Tensor], Tensor]
@@ -43,6 +48,7 @@ class RoundContext:
         step: number of the local step within it, from 0.
         learning_rate: the client's.
         client: its name; states of different clients never meet.
+        batch: what the model was fed in this step; None outside of steps.
     """
 
     model: nn.Module
@@ -52,6 +58,27 @@ class RoundContext:
     step: int = 0
     learning_rate: float = 0.1
     client: str = "client-0"
+    batch: Batch | None = None
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """How much data is behind one update the server sees.
+
+    Attributes:
+        batch_size: images per local step.
+        local_steps: steps per client and round.
+        clients: clients whose mean is all the server sees; 1 without secure aggregation.
+    """
+
+    batch_size: int = 1
+    local_steps: int = 1
+    clients: int = 1
+
+    @property
+    def images(self) -> int:
+        """All images behind the update."""
+        return self.batch_size * self.local_steps * self.clients
 
 
 @dataclass(frozen=True)
@@ -101,12 +128,15 @@ class AttackerView:
         simulate: maps a dummy gradient and the observed update to what the defence would have sent for that
             gradient; differentiable in the first argument and safe under `torch.func.vmap`.
         noise: law of the additive noise, when there is one.
+        read: maps the observed update to what the attacker matches instead: what can be undone in closed form is
+            undone, what only misleads is left out.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     simulate: Callable[[Tensors, Tensors], Tensors] = lambda gradient, observed: gradient
     noise: NoiseLaw | None = None
+    read: Callable[[Tensors], Tensors] = lambda observed: observed
 
     def describe(self) -> str:
         """Return the view in words for the knowledge ledger."""
@@ -115,11 +145,42 @@ class AttackerView:
 
 
 class Defence:
-    """A defence that does nothing; subclasses override the hooks they need."""
+    """A defence that does nothing; subclasses override the hooks they need.
+
+    The traits say what it can be composed with (`defences.rules`); where one depends on an option, the constructor
+    sets it. By default a defence claims nothing and forbids nothing.
+
+    Attributes:
+        linear: the plain mean of the uploads is the aggregate; false if the server must treat each one by itself.
+        protects_labels: label inference from the upload is answered too.
+        data_dependent_mask: which coordinates are sent, or sent in clear, is chosen by the client's own values.
+        common_support: that choice is the same for all clients of a round.
+        accounts_epsilon: it states an epsilon for what it releases.
+        keeps_residual: what was not sent is added to a later upload (error feedback).
+        rescales: magnitudes lose their meaning, as under AdaDefense.
+        mixes_samples: a sample enters several of the images that are fed.
+        reads_batch: `on_gradient` or `on_update` looks at the private batch, or at its true gradient, again.
+        masks_upload: a whole upload means nothing before it is added to the others.
+    """
 
     name: ClassVar[str] = "none"
     stage: ClassVar[Stage] = "update"
     needs_sample_grads: ClassVar[bool] = False
+
+    linear: bool = True
+    protects_labels: bool = False
+    data_dependent_mask: bool = False
+    common_support: bool = False
+    accounts_epsilon: bool = False
+    keeps_residual: bool = False
+    rescales: bool = False
+    mixes_samples: bool = False
+    reads_batch: bool = False
+    masks_upload: bool = False
+
+    def reshape(self, shape: RoundShape) -> RoundShape:
+        """Return how much data is to be behind an update; for defences that are a matter of configuration."""
+        return shape
 
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Transform a client's whole data set once, before training."""
@@ -130,8 +191,12 @@ class Defence:
         return batch
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model the federation trains instead of `model`."""
+        """Return the model the federation trains instead of `model`; called once, by the federation."""
         return model
+
+    def extra_loss(self, model: nn.Module) -> Tensor | None:
+        """Return a term to be added to the loss just computed on `model`, or None."""
+        return None
 
     def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
         """Turn per-sample gradients [B, ...] into the batch gradient; called only if `needs_sample_grads`."""
@@ -143,6 +208,10 @@ class Defence:
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
         """Transform the update of the round (a gradient, or a weight change)."""
+        return update
+
+    def server_view(self, update: Tensors) -> Tensors:
+        """Return what the server can read of one client's upload; encrypted entries are zero."""
         return update
 
     def on_aggregate(self, update: Tensors) -> Tensors:

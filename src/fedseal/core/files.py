@@ -35,7 +35,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise storage_error(path, error) from error
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)

@@ -36,7 +36,8 @@ class Knowledge:
         batch_size: images behind the update.
         labels: the true labels [B], when `label_rule` is `true`.
         bn_statistics: exact batch mean and variance per normalisation layer.
-        local_steps: SGD steps behind the update.
+        clients: clients behind the update; more than one where only their aggregate is seen.
+        local_steps: SGD steps behind the update, per client.
         learning_rate: the client's learning rate.
         normalisation: between image and model input.
         auxiliary: public data of the same kind, disjoint from every client's.
@@ -51,6 +52,7 @@ class Knowledge:
     batch_size: int | None = None
     labels: Tensor | None = None
     bn_statistics: dict[str, tuple[Tensor, Tensor]] | None = None
+    clients: int | None = None
     local_steps: int | None = None
     learning_rate: float | None = None
     normalisation: Normalisation | None = None
@@ -71,6 +73,7 @@ class Knowledge:
             "batch size": _given(self.batch_size),
             "labels": _describe_labels(self.label_rule, self.labels is not None),
             "batch normalisation": _BN_WORDS[self.bn_mode],
+            "clients in the update": _given(self.clients),
             "local steps": _given(self.local_steps),
             "learning rate": _given(self.learning_rate),
             "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),

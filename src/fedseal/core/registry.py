@@ -175,6 +175,12 @@ class Registry(Generic[T]):
             if first is None:
                 raise UsageError(f"the {self.kind} {spec.name!r} takes no argument, got {spec.argument!r}.")
             options[first] = spec.argument
+        missing = [key for key, p in entry.parameters.items() if p.default is p.empty and key not in options]
+        if missing:
+            raise UsageError(
+                f"the {self.kind} {spec.name!r} needs {' and '.join(map(repr, missing))}.",
+                hint=f"Write {spec.name}:{','.join(f'{key}=VALUE' for key in missing)}.",
+            )
         return entry.factory(**{key: self._coerce(entry, key, value) for key, value in options.items()})
 
     def _coerce(self, entry: Entry[T], key: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What engines share: how work is described, and the events they yield while it runs."""
+"""What engines share: how work is described, and the events they hand over while it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Report: TypeAlias = Callable[[Any], None]
-"""Called by running work with anything picklable, to be yielded as `Progressed`."""
+"""Called by running work with anything picklable, to be handed over as `Progressed`."""
 
 Work: TypeAlias = Callable[[Any, Report], Any]
 """Maps a task to its result, reporting on the way."""
@@ -40,3 +40,6 @@ class Finished:
 
 
 Event: TypeAlias = Started | Progressed | Finished
+
+Handle: TypeAlias = Callable[[Event], None]
+"""Takes events as they happen, in the process that runs the engine."""

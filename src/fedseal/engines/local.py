@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from fedseal.engines.events import Event, Finished, MakeWork, Progressed, Started
+from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
+from fedseal.engines.threads import one_thread
 
 
 class LocalEngine:
-    """Runs tasks in order and yields events; reports of a task are yielded together when it ends."""
+    """Runs tasks in order."""
 
-    def run(self, make_work: MakeWork, tasks: Sequence[Any]) -> Iterator[Event]:
-        """Run all tasks."""
-        work = make_work() if tasks else None
-        for index, task in enumerate(tasks):
-            assert work is not None
-            yield Started(index)
-            reports: list[Any] = []
-            result = work(task, reports.append)
-            yield from (Progressed(index, report) for report in reports)
-            yield Finished(index, result)
+    def run(self, make_work: MakeWork, tasks: Sequence[Any], handle: Handle) -> None:
+        """Run all tasks and hand over events as they happen."""
+        if not tasks:
+            return
+        with one_thread():
+            work = make_work()
+            for index, task in enumerate(tasks):
+                handle(Started(index))
+                handle(Finished(index, work(task, partial(_report, handle, index))))
+
+
+def _report(handle: Handle, index: int, report: Any) -> None:
+    handle(Progressed(index, report))

@@ -9,16 +9,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedseal.core.errors import FedsealError, TrialError
-from fedseal.engines.events import Event, Finished, MakeWork, Progressed, Started
+from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
+from fedseal.engines.threads import one_thread
 
 _POLL_SECONDS = 0.5
 
@@ -33,8 +36,8 @@ class PoolEngine:
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def run(self, make_work: MakeWork, tasks: Sequence[Any]) -> Iterator[Event]:
-        """Run all tasks and yield events as they happen; tasks start in order and may end in any."""
+    def run(self, make_work: MakeWork, tasks: Sequence[Any], handle: Handle) -> None:
+        """Run all tasks and hand over events as they happen; tasks start in order and may end in any."""
         context = multiprocessing.get_context("spawn")
         pending: Any = context.Queue()
         events: Any = context.Queue()
@@ -44,19 +47,34 @@ class PoolEngine:
             context.Process(target=_serve, args=(make_work, pending, events, os.getpid()), daemon=True)
             for _ in range(min(self._workers, len(tasks)))
         ]
-        for worker in workers:
-            pending.put(None)
-            worker.start()
         try:
-            yield from _collect(events, workers, len(tasks))
+            for worker in workers:
+                pending.put(None)
+                with _deaf_to_ctrl_c():
+                    worker.start()
+            _collect(events, workers, len(tasks), handle)
         finally:
+            pending.cancel_join_thread()  # tasks that nobody will take must not keep this process alive
             for worker in workers:
-                worker.terminate()
-            for worker in workers:
-                worker.join()
+                if worker.pid is not None:
+                    worker.terminate()
+                    worker.join()
 
 
-def _collect(events: Any, workers: Sequence[BaseProcess], tasks: int) -> Iterator[Event]:
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C from their first moment: it reaches the parent too, which ends them."""
+    if threading.current_thread() is not threading.main_thread():  # where Python lets nobody set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _collect(events: Any, workers: Sequence[BaseProcess], tasks: int, handle: Handle) -> None:
     finished = 0
     while finished < tasks:
         try:
@@ -72,21 +90,19 @@ def _collect(events: Any, workers: Sequence[BaseProcess], tasks: int) -> Iterato
         if isinstance(event, BaseException):
             raise event
         finished += isinstance(event, Finished)
-        yield event
+        handle(event)
 
 
 def _serve(make_work: MakeWork, pending: Any, events: Any, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    import torch
-
-    torch.set_num_threads(1)
     try:
-        work = make_work()
-        while (item := pending.get()) is not None:
-            index, task = item
-            events.put(Started(index))
-            result = work(task, partial(_report, events, index))
-            events.put(Finished(index, result))
+        with one_thread():
+            work = make_work()
+            while (item := pending.get()) is not None:
+                index, task = item
+                events.put(Started(index))
+                result = work(task, partial(_report, events, index))
+                events.put(Finished(index, result))
     except FedsealError as error:
         events.put(error)
     except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it

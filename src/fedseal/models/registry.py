@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedseal.core.errors import InputError, UsageError
+from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.registry import Registry, near_matches
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import check_finite
@@ -33,7 +35,8 @@ def build_model(spec: str, *, input_shape: tuple[int, int, int], num_classes: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         if name in MODELS.names():
-            model = MODELS.build(spec, input_shape=input_shape, num_classes=num_classes)
+            with _blamed_on(f"model {spec} cannot be built for images of shape {list(input_shape)}"):
+                model = MODELS.build(spec, input_shape=input_shape, num_classes=num_classes)
         elif re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", spec):
             model = _user_model(spec, input_shape, num_classes)
         else:
@@ -41,30 +44,21 @@ def build_model(spec: str, *, input_shape: tuple[int, int, int], num_classes: in
                 f"there is no model called {name!r}.",
                 hint=near_matches(name, MODELS.names()) + " Your own is written package.module:attribute.",
             )
-    check_classifier(model, input_shape, num_classes, spec)
+        check_classifier(model, input_shape, num_classes, spec)  # lazy modules draw their weights here
     return model
 
 
 def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_classes: int, name: str) -> None:
     """Refuse a model with non-finite weights, without parameters, or whose output is not [B, num_classes]."""
-    parameters = {key: value for key, value in model.named_parameters() if value.requires_grad}
-    if not parameters:
+    first = next((value for value in model.parameters() if value.requires_grad), None)
+    if first is None:
         raise InputError(f"model {name} has no trainable parameters.", hint="Its gradients would be empty.")
-    check_finite(parameters, f"model {name}")
-    first = next(iter(parameters.values()))
     was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            output = model(torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"model {name} does not accept images of shape {list(input_shape)}: {reason}.",
-            hint="Choose data of the size the model was built for.",
-        ) from error
-    finally:
-        model.train(was_training)
+    with _blamed_on(f"model {name} does not accept images of shape {list(input_shape)}"), torch.no_grad():
+        output = model(torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device))
+    model.train(was_training)
+    check_finite({key: value for key, value in model.named_parameters() if value.requires_grad}, f"model {name}")
     if not isinstance(output, torch.Tensor) or output.shape != (2, num_classes):
         got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
@@ -76,19 +70,22 @@ def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_cl
 def _user_model(spec: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     module_name, _, attribute = spec.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
+        with _blamed_on(f"importing {module_name!r} failed", but=ImportError):
+            value: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise UsageError(
             f"cannot import {module_name!r}: {error}.", hint="It must be importable from here (PYTHONPATH)."
         ) from error
-    except AttributeError as error:
-        raise UsageError(f"{module_name!r} has no attribute {attribute!r}.", hint="Check the spelling.") from error
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            known = [name for name, item in vars(value).items() if callable(item) and not name.startswith("_")]
+            raise UsageError(f"{module_name!r} has no attribute {attribute!r}.", hint=near_matches(part, known))
+        value = getattr(value, part)
     if isinstance(value, nn.Module):
-        return value
+        return copy.deepcopy(value)  # it belongs to its module; ours changes mode, dtype and device
     if callable(value):
-        built = value(**_accepted(value, {"input_shape": input_shape, "num_classes": num_classes}))
+        with _blamed_on(f"building model {spec} failed"):
+            built = value(**_accepted(value, {"input_shape": input_shape, "num_classes": num_classes}))
         if isinstance(built, nn.Module):
             return built
         raise InputError(f"{spec} returned {type(built).__name__}, not a torch.nn.Module.")
@@ -97,3 +94,18 @@ def _user_model(spec: str, input_shape: tuple[int, int, int], num_classes: int) 
 
 def _accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in offered.items() if key in inspect.signature(function).parameters}
+
+
+@contextmanager
+def _blamed_on(what: str, but: type[Exception] = FedsealError) -> Iterator[None]:
+    """Turn whatever a model's own code raises, `but` this, into one line that says what it was doing."""
+    try:
+        yield
+    except (FedsealError, but):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise InputError(
+            f"{what}: {type(error).__name__}: {reason}.",
+            hint="Check the model's options and code, and that it was built for data of this size.",
+        ) from error

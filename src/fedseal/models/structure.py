@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,10 @@ def executed_layers(model: nn.Module, images: Tensor) -> list[ExecutedLayer]:
     layers: list[ExecutedLayer] = []
     names = {module: name for name, module in model.named_modules()}
 
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        layers.append(ExecutedLayer(names[module], module, inputs[0].detach(), outputs.detach()))
+    def hook(module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        seen, made = _first_tensor(inputs), _first_tensor(outputs)
+        if seen is not None and made is not None:
+            layers.append(ExecutedLayer(names[module], module, seen.detach(), made.detach()))
 
     leaves = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     handles = [leaf.register_forward_hook(hook) for leaf in leaves]
@@ -54,6 +57,13 @@ def executed_layers(model: nn.Module, images: Tensor) -> list[ExecutedLayer]:
         for handle in handles:
             handle.remove()
     return layers
+
+
+def _first_tensor(values: Any) -> Tensor | None:
+    """Return the tensor a module took or gave; of several (attention, recurrence) the first."""
+    while isinstance(values, tuple | list) and values:
+        values = values[0]
+    return values if isinstance(values, Tensor) else None
 
 
 def output_layer(model: nn.Module, images: Tensor, num_classes: int) -> ExecutedLayer | None:

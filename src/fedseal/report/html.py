@@ -87,8 +87,9 @@ def _names(run: Run) -> set[str]:
 
 
 def _safest_defence(verdict: Verdict) -> Row | None:
-    judged = [row for row in verdict.rows if row.defence != "none"]
-    best = mildest_cell(row.worst for row in judged if row.worst is not None)
+    judged = [row for row in verdict.rows if row.defence != "none" and row.worst is not None]
+    worst = {row.defence: worst_cell(r.worst for r in judged if r.defence == row.defence and r.worst) for row in judged}
+    best = mildest_cell(cell for cell in worst.values() if cell is not None)
     return next((row for row in judged if row.worst is best), None) if best is not None else None
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedseal.attacks.labels import LabelGuess, infer_labels
-from fedseal.attacks.matching.objectives import ObjectiveName
-from fedseal.attacks.matching.optimisers import Optimiser
-from fedseal.attacks.matching.problem import Lanes, MatchingProblem
+from fedseal.attacks.labels import LabelGuess, infer_labels, refine_labels
+from fedseal.attacks.matching.derivatives import Evaluate, SecondOrder, choose_derivatives
+from fedseal.attacks.matching.groups import Consensus, GroupConsistency
+from fedseal.attacks.matching.objectives import Objective, ObjectiveFactory
+from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameterisation, Pixels
+from fedseal.attacks.matching.priors import Priors, Statistics
+from fedseal.attacks.matching.problem import Lanes, MatchingProblem, Unroll
+from fedseal.attacks.matching.solution import Hooks, Optimiser, Solution
 from fedseal.attacks.server_view import (
     attack_model,
     attack_parameters,
@@ -23,7 +29,7 @@ from fedseal.attacks.server_view import (
     update_scale,
 )
 from fedseal.core.attack import Attack, Budget, Listener
-from fedseal.core.errors import InputError, TrialError
+from fedseal.core.errors import CapabilityError, InputError, TrialError
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import generator
@@ -32,7 +38,14 @@ from fedseal.core.tensors import flatten
 Start: TypeAlias = Literal["normal", "uniform", "zeros"]
 """How dummy inputs begin: N(0, 1) or zeros in the model's input space, or images uniform in [0, 1]."""
 
+LabelMode: TypeAlias = Literal["fixed", "joint", "free"]
+"""Labels during matching: as given or inferred; optimised from there; or optimised from random logits (DLG)."""
+
+LocalSteps: TypeAlias = Literal["average", "unroll"]
+"""A weight change is read as a mean gradient, or its local steps are simulated one by one."""
+
 _REPORTS = 40
+_CONFIDENT_LOGIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,22 +53,37 @@ class MatchingConfig:
     """One point of the matching family.
 
     Attributes:
-        objective: matching term.
-        tv: weight of total variation.
-        start: initialisation of the dummy inputs.
+        objective: matching distance, given what is known of the defence's noise.
+        priors: added to it.
         optimiser: with its learning rate and schedule.
         iterations: default number of steps.
         restarts: default number of random starts.
+        start: initialisation of the dummy inputs.
         boxed: whether inputs are kept in the range of images at every step.
+        labels: see `LabelMode`.
+        relabel_every: re-estimate inferred labels from the current images every so many steps; 0 never.
+        local_steps: see `LocalSteps`.
+        consensus, group_weight: group consistency between restarts.
+        generator_channels: optimise an untrained generator of this width instead of pixels; 0 for pixels.
+        median: side of a median filter on the result; 0 for none.
+        second_order: how second-order products are computed.
     """
 
-    objective: ObjectiveName
-    tv: float
-    start: Start
+    objective: Objective | ObjectiveFactory
+    priors: Priors
     optimiser: Optimiser
     iterations: int
-    restarts: int
-    boxed: bool
+    restarts: int = 1
+    start: Start = "normal"
+    boxed: bool = True
+    labels: LabelMode = "fixed"
+    relabel_every: int = 0
+    local_steps: LocalSteps = "average"
+    consensus: Consensus = "none"
+    group_weight: float = 0.0
+    generator_channels: int = 0
+    median: int = 0
+    second_order: SecondOrder = "auto"
 
 
 class MatchingAttack(Attack):
@@ -77,104 +105,147 @@ class MatchingAttack(Attack):
         seeds: Sequence[int],
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
-        """Attack observations of one model as lanes of one batch, `restarts` lanes each."""
+        """Attack observations of one model as lanes of one batch, `restarts` consecutive lanes each."""
         started = time.perf_counter()
         _refuse_mixture(observations)
         for observation in observations:
             self.check(observation)
         restarts = budget.restarts or self.config.restarts
         iterations = budget.iterations or self.config.iterations
-        guesses = [self._labels(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
-        problem = self._problem(observations[0])
-        lanes = self._lanes(observations, guesses, restarts)
-        start = torch.stack([self._start(problem, observations[0], s, r) for s in seeds for r in range(restarts)])
-        trace = _Trace(problem, observations[0], listener, iterations, len(observations))
+        first = observations[0]
+        guesses = [self._guess(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+        problem = self._problem(first, seeds[0])
+        lanes = self._lanes(problem, observations, guesses, restarts)
+        starts = [
+            self._start(problem, guess, seed, restart)
+            for guess, seed in zip(guesses, seeds, strict=True)
+            for restart in range(restarts)
+        ]
+        z = torch.stack(starts).to(lanes.observed)
+        trace = _Trace(problem, first, listener, iterations, restarts)
         solution = self.config.optimiser.minimise(
-            problem.evaluate,
-            start.to(lanes.observed),
+            self._evaluation(problem, z, lanes, restarts),
+            z,
             lanes,
-            iterations=iterations,
-            project=self._box(problem, observations[0]),
-            report=trace,
-            report_every=max(1, iterations // _REPORTS),
+            iterations,
+            Hooks(
+                project=_Box(problem, first) if self.config.boxed and not self.config.generator_channels else _anywhere,
+                report=trace,
+                report_every=max(1, iterations // _REPORTS),
+                source=generator(seeds[0], "optimiser"),
+                relabel=None if problem.soft_labels or first.knowledge.labels is not None else _Relabel(problem, first),
+                relabel_every=self.config.relabel_every,
+            ),
         )
         seconds = (time.perf_counter() - started) / len(observations)
         return [
-            self._collect(problem, observations[0], solution.z, solution.values, trace, index, restarts, guess, seconds)
-            for index, guess in enumerate(guesses)
+            self._collect(problem, first, solution, trace, target * restarts, restarts, guess, seconds)
+            for target, guess in enumerate(guesses)
         ]
 
-    def _labels(self, observation: Observation, seed: int) -> LabelGuess | None:
-        return None if _labels_are_variables(observation) else infer_labels(observation, seed)
+    def _guess(self, observation: Observation, seed: int) -> LabelGuess | None:
+        """Return the labels to start from; None when they start from nothing."""
+        free = observation.knowledge.labels is None and observation.knowledge.label_rule == "unknown"
+        return None if free or self.config.labels == "free" else infer_labels(observation, seed)
 
-    def _problem(self, observation: Observation) -> MatchingProblem:
+    def _problem(self, observation: Observation, seed: int) -> MatchingProblem:
         knowledge = observation.knowledge
+        config = self.config
+        law = None if knowledge.defence is None else knowledge.defence.noise
+        free = knowledge.labels is None and knowledge.label_rule == "unknown"
         return MatchingProblem(
             attack_model(observation),
             attack_parameters(observation),
-            input_shape=(image_count(observation), *knowledge.input_shape),
+            parameterisation=self._parameterisation(observation, seed),
             num_classes=knowledge.num_classes,
-            objective=self.config.objective,
-            tv=self.config.tv,
+            objective=config.objective(law) if callable(config.objective) else config.objective,
+            priors=config.priors,
+            statistics=_known_statistics(observation, config.priors),
             reduction=knowledge.loss_reduction,
-            soft_labels=_labels_are_variables(observation),
+            soft_labels=free or config.labels != "fixed",
             view=knowledge.defence,
             scale=update_scale(observation),
+            clients=knowledge.clients or 1,
+            unroll=_unroll(observation, config.local_steps),
         )
 
-    def _lanes(self, observations: Sequence[Observation], guesses: Sequence[LabelGuess | None], restarts: int) -> Lanes:
+    def _parameterisation(self, observation: Observation, seed: int) -> Parameterisation:
+        shape = (image_count(observation), *observation.knowledge.input_shape)
+        normalisation = input_normalisation(observation)
+        if self.config.generator_channels:
+            return DeepImagePrior(shape, normalisation, self.config.generator_channels, seed)
+
+        def draw(size: torch.Size, source: torch.Generator) -> Tensor:
+            if self.config.start == "uniform":
+                return normalisation(torch.rand(size, generator=source))
+            return torch.randn(size, generator=source) if self.config.start == "normal" else torch.zeros(size)
+
+        return Pixels(shape, draw)
+
+    def _lanes(
+        self,
+        problem: MatchingProblem,
+        observations: Sequence[Observation],
+        guesses: Sequence[LabelGuess | None],
+        restarts: int,
+    ) -> Lanes:
         observed = torch.stack([flatten(estimated_gradient(observation)) for observation in observations])
         if not bool(observed.abs().amax(1).gt(0).all()):
             raise InputError("an update is zero everywhere.", hint="There is nothing to match; check the client.")
-        labels = [guess.labels for guess in guesses if guess is not None]
-        stacked = torch.stack(labels).to(observed.device) if labels else None
-        return Lanes(
-            observed.repeat_interleave(restarts, 0),
-            None if stacked is None else stacked.repeat_interleave(restarts, 0),
-        )
+        labels = None
+        if not problem.soft_labels:
+            stacked = torch.stack([guess.labels for guess in guesses if guess is not None])
+            labels = stacked.to(observed.device).repeat_interleave(restarts, 0)
+        return Lanes(observed.repeat_interleave(restarts, 0), labels)
 
-    def _start(self, problem: MatchingProblem, observation: Observation, seed: int, restart: int) -> Tensor:
+    def _start(self, problem: MatchingProblem, guess: LabelGuess | None, seed: int, restart: int) -> Tensor:
         source = generator(seed, "start", restart)
-        if self.config.start == "uniform":
-            images = torch.rand(problem.inputs_size, generator=source)
-            inputs = input_normalisation(observation)(problem.inputs(images)).reshape(-1)
-        elif self.config.start == "normal":
-            inputs = torch.randn(problem.inputs_size, generator=source)
+        variables = problem.parameterisation.start(source)
+        if not problem.soft_labels:
+            return variables
+        classes = (problem.size - len(variables)) // problem.batch
+        if guess is None:
+            logits = torch.randn(problem.batch, classes, generator=source)
         else:
-            inputs = torch.zeros(problem.inputs_size)
-        return torch.cat([inputs, torch.randn(problem.size - problem.inputs_size, generator=source)])
+            logits = _CONFIDENT_LOGIT * F.one_hot(guess.labels.cpu(), classes)
+        return torch.cat([variables, logits.reshape(-1)])
 
-    def _box(self, problem: MatchingProblem, observation: Observation) -> Callable[[Tensor], Tensor]:
-        return _Projection(problem, observation) if self.config.boxed else _no_projection
+    def _evaluation(self, problem: MatchingProblem, z: Tensor, lanes: Lanes, restarts: int) -> Evaluate:
+        evaluate = choose_derivatives(problem, self.config.second_order, z, lanes)
+        if self.config.consensus == "none" or restarts == 1 or not self.config.group_weight:
+            return evaluate
+        return GroupConsistency(
+            evaluate, self.config.group_weight, self.config.consensus, restarts, problem.parameterisation.shape
+        )
 
     def _collect(
         self,
         problem: MatchingProblem,
         observation: Observation,
-        z: Tensor,
-        values: Tensor,
+        solution: Solution,
         trace: _Trace,
-        index: int,
+        first_lane: int,
         restarts: int,
         guess: LabelGuess | None,
         seconds: float,
     ) -> Reconstruction:
         """Choose the restart with the least objective; diverged ones are discarded and counted."""
-        own = values[index * restarts : (index + 1) * restarts]
+        own = solution.values[first_lane : first_lane + restarts]
         finite = torch.isfinite(own)
         if not bool(finite.any()):
             raise TrialError(
                 f"all {restarts} start(s) of the attack diverged.", hint="Lower its learning rate, or add restarts."
             )
-        best = index * restarts + int(own.where(finite, own.new_full((), float("inf"))).argmin())
-        discarded = restarts - int(finite.sum())
+        best = first_lane + int(own.where(finite, own.new_full((), float("inf"))).argmin())
         notes = guess.notes if guess is not None else ()
-        if discarded:
-            notes = (*notes, f"{discarded} of {restarts} starts diverged and were discarded")
+        if not bool(finite.all()):
+            notes = (*notes, f"{restarts - int(finite.sum())} of {restarts} starts diverged and were discarded")
+        images = to_images(problem, observation, solution.z[best].detach())
+        labels = solution.lanes.labels
         return Reconstruction(
-            to_images(problem, observation, z[best]).detach(),
-            guess.labels if guess is not None else problem.labels(z[best]),
-            float(values[best]),
+            median_filter(images, self.config.median) if self.config.median else images,
+            problem.label_logits(solution.z[best]).argmax(-1) if labels is None else labels[best],
+            float(solution.values[best]),
             trace.of_lane(best),
             seconds,
             notes,
@@ -182,32 +253,50 @@ class MatchingAttack(Attack):
 
 
 def to_images(problem: MatchingProblem, observation: Observation, z: Tensor) -> Tensor:
-    """Return the images [..., B, C, H, W] in [0, 1] that variables z [..., D] stand for."""
-    return input_normalisation(observation).undo(problem.inputs(z)).clamp(0, 1)
+    """Return the images [B, C, H, W] in [0, 1] that one lane's variables z [D] stand for."""
+    return input_normalisation(observation).undo(problem.inputs(z)).detach().clamp(0, 1)
 
 
-class _Projection:
+def median_filter(images: Tensor, side: int) -> Tensor:
+    """Replace each pixel of [B, C, H, W] by the median of the side x side square around it, edges reflected."""
+    margin = side // 2
+    padded = F.pad(images, (margin, margin, margin, margin), mode="reflect")
+    return padded.unfold(2, side, 1).unfold(3, side, 1).flatten(-2).median(-1).values
+
+
+class _Box:
     """Clamps inputs to what images in [0, 1] can become; label logits are left alone."""
 
     def __init__(self, problem: MatchingProblem, observation: Observation) -> None:
-        shape = observation.knowledge.input_shape
         normalisation = input_normalisation(observation)
-        like = next(iter(attack_parameters(observation).values()))
-        count = problem.inputs_size // (shape[0] * shape[1] * shape[2])
-        self._low = self._edge(normalisation(like.new_zeros(shape)), count, problem, -float("inf"))
-        self._high = self._edge(normalisation(like.new_ones(shape)), count, problem, float("inf"))
-
-    @staticmethod
-    def _edge(inputs: Tensor, count: int, problem: MatchingProblem, free: float) -> Tensor:
-        pixels = inputs.reshape(-1).repeat(count)
-        return torch.cat([pixels, pixels.new_full((problem.size - len(pixels),), free)])
+        like = next(iter(problem.parameters.values()))
+        black = normalisation(like.new_zeros(problem.parameterisation.shape)).reshape(-1)
+        white = normalisation(like.new_ones(problem.parameterisation.shape)).reshape(-1)
+        free = like.new_full((problem.size - len(black),), float("inf"))
+        self._low, self._high = torch.cat([black, -free]), torch.cat([white, free])
 
     def __call__(self, z: Tensor) -> Tensor:
         return torch.clamp(z, self._low, self._high)
 
 
-def _no_projection(z: Tensor) -> Tensor:
+def _anywhere(z: Tensor) -> Tensor:
     return z
+
+
+class _Relabel:
+    """Re-estimates each lane's labels from its current images."""
+
+    def __init__(self, problem: MatchingProblem, observation: Observation) -> None:
+        self._problem = problem
+        self._observation = observation
+
+    def __call__(self, z: Tensor, lanes: Lanes) -> Lanes:
+        assert lanes.labels is not None
+        labels = [
+            refine_labels(self._observation, self._problem.inputs(variables), current)
+            for variables, current in zip(z, lanes.labels, strict=True)
+        ]
+        return Lanes(lanes.observed, torch.stack(labels))
 
 
 class _Trace:
@@ -219,13 +308,13 @@ class _Trace:
         observation: Observation,
         listener: Listener | None,
         iterations: int,
-        targets: int,
+        restarts: int,
     ) -> None:
         self._problem = problem
         self._observation = observation
         self._listener = listener
         self._iterations = iterations
-        self._targets = targets
+        self._restarts = restarts
         self._steps: list[int] = []
         self._values: list[Tensor] = []
 
@@ -233,16 +322,41 @@ class _Trace:
         self._steps.append(step)
         self._values.append(values.detach().clone())
         if self._listener is not None:
-            first_restarts = z[:: len(z) // self._targets]
-            images = to_images(self._problem, self._observation, first_restarts.detach())
-            self._listener(step / self._iterations, images)
+            shown = [to_images(self._problem, self._observation, lane) for lane in z[:: self._restarts]]
+            self._listener(step / self._iterations, torch.stack(shown))
 
     def of_lane(self, lane: int) -> tuple[tuple[int, float], ...]:
         return tuple((step, float(values[lane])) for step, values in zip(self._steps, self._values, strict=True))
 
 
-def _labels_are_variables(observation: Observation) -> bool:
-    return observation.knowledge.labels is None and observation.knowledge.label_rule == "unknown"
+def _unroll(observation: Observation, local_steps: LocalSteps) -> Unroll | None:
+    knowledge = observation.knowledge
+    if local_steps == "average" or observation.update.kind == "gradient" or (knowledge.clients or 1) > 1:
+        return None
+    if knowledge.learning_rate is None or knowledge.local_steps is None:
+        raise CapabilityError(
+            "unrolling local steps needs the learning rate and their number.",
+            hint="Grant `learning_rate` and `local_steps` under `attacker:` in the scenario.",
+        )
+    return Unroll(knowledge.local_steps, knowledge.learning_rate)
+
+
+def _known_statistics(observation: Observation, priors: Priors) -> Statistics | None:
+    """Return the normalisation statistics the prior on them compares with; None switches it off."""
+    if not priors.bn or priors.bn_source == "none":
+        return None
+    if priors.bn_source == "batch":
+        if observation.knowledge.bn_statistics is None:
+            raise CapabilityError(
+                "the prior on batch normalisation statistics needs those of the client's batch.",
+                hint="Set `client.bn_mode: train-exact-stats`, or give the attack bn=running or bn=none.",
+            )
+        return observation.knowledge.bn_statistics
+    return {
+        name: (module.running_mean, module.running_var)
+        for name, module in observation.model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
+    } or None
 
 
 def _refuse_mixture(observations: Sequence[Observation]) -> None:

@@ -1,24 +1,200 @@
-"""Distances between a dummy gradient and the observed one, over flat vectors [N]; each is 0 at the truth."""
+"""Distances between a dummy gradient and the observed one, over flat vectors [N].
+
+Each is 0 at the truth, differentiable in the dummy gradient, and safe under `torch.func.vmap`. A layout tells where one
+parameter tensor ends and the next begins, for distances that are sums over tensors.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor
 
-ObjectiveName: TypeAlias = Literal["cosine", "l2"]
+from fedseal.core.defence import NoiseLaw
+from fedseal.core.tensors import Tensors
 
 
-def cosine(dummy: Tensor, observed: Tensor) -> Tensor:
-    """Return 1 - cos(dummy, observed), one global cosine over all parameters (Inverting Gradients, Eq. 4)."""
+@dataclass(frozen=True)
+class Layout:
+    """How a flat vector [N] divides into parameter tensors, in the model's order."""
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Layout:
+        """Return the layout of `flatten(tensors)`."""
+        return cls(tuple(tensor.numel() for tensor in tensors.values()))
+
+    def split(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """Cut a vector [N] into its tensors, each flat."""
+        return torch.split(vector, list(self.sizes))
+
+    @property
+    def total(self) -> int:
+        """N."""
+        return sum(self.sizes)
+
+
+class Objective(Protocol):
+    """A matching term. `selection` is None, or a 0/1 vector [N] of the coordinates to compare."""
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> Tensor | None:
+        """Return which coordinates to compare; None for all."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the distance over the selected coordinates."""
+
+
+@runtime_checkable
+class ProductObjective(Protocol):
+    """A distance that is a function of inner products only; then its gradient is a combination of the two vectors."""
+
+    def of_products(self, dummy_dummy: Tensor, dummy_observed: Tensor, observed_observed: Tensor) -> Tensor:
+        """Return the distance, given <dummy, dummy>, <dummy, observed> and <observed, observed>."""
+
+
+def cosine_distance(dummy: Tensor, observed: Tensor) -> Tensor:
+    """Return 1 - cos(dummy, observed)."""
     norms = (dummy.square().sum() * observed.square().sum()).clamp(min=1e-30).sqrt()
     return 1 - (dummy * observed).sum() / norms
 
 
-def l2(dummy: Tensor, observed: Tensor) -> Tensor:
-    """Return the sum of squared differences over all parameters (DLG, Eq. 4)."""
-    return (dummy - observed).square().sum()
+@dataclass(frozen=True)
+class Cosine:
+    """1 - cos, one global cosine over all parameters (Inverting Gradients, Eq. 4); ignores the update's scale."""
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return 1 - cos over all parameters."""
+        return cosine_distance(dummy, observed)
+
+    def of_products(self, dummy_dummy: Tensor, dummy_observed: Tensor, observed_observed: Tensor) -> Tensor:
+        """Return 1 - cos from inner products."""
+        return 1 - dummy_observed / (dummy_dummy * observed_observed).clamp(min=1e-30).sqrt()
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l2": l2}
+@dataclass(frozen=True)
+class SquaredError:
+    """Weighted sum of squared differences (DLG, Eq. 4; GradInversion with weight alpha_G).
+
+    Attributes:
+        weight: on the whole term.
+    """
+
+    weight: float = 1.0
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the weighted squared distance."""
+        return self.weight * (dummy - observed).square().sum()
+
+    def of_products(self, dummy_dummy: Tensor, dummy_observed: Tensor, observed_observed: Tensor) -> Tensor:
+        """Return the weighted squared distance from inner products."""
+        return self.weight * (dummy_dummy - 2 * dummy_observed + observed_observed)
+
+
+@dataclass(frozen=True)
+class GaussianKernel:
+    """SAPAG (Wang et al. 2020): sum over tensors of Q_l (1 - exp(-mean squared difference / variance of the true)).
+
+    Q_l = 1 / (l + 1) falls with depth. The paper's norm inside the exponent is taken per element, since a sum over many
+    elements starts so far out that the kernel's gradient is zero (ATTACKS.md 1).
+    """
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the kernel distance."""
+        total = dummy.new_zeros(())
+        for depth, (mine, theirs) in enumerate(zip(layout.split(dummy), layout.split(observed), strict=True)):
+            spread = (theirs - theirs.mean()).square().mean().clamp(min=1e-12)
+            total = total + (1 - torch.exp(-(mine - theirs).square().mean() / spread)) / (depth + 1)
+        return total
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Minus the log-likelihood of the observation under the defence's own noise law (Bayes attack, Eq. 4).
+
+    Attributes:
+        law: Gaussian gives |difference|^2 / 2 sigma^2, Laplace |difference|_1 / b; constants are dropped.
+    """
+
+    law: NoiseLaw
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the negative log-likelihood up to a constant."""
+        if self.law.family == "laplace":
+            return (dummy - observed).abs().sum() / self.law.scale
+        return (dummy - observed).square().sum() / (2 * self.law.scale**2)
+
+
+@dataclass(frozen=True)
+class PartialMatching:
+    """FedLeak's partial matching (Sec. 4.2, Eq. 8 and 15): L1 + cosine over the largest gradient entries only.
+
+    Attributes:
+        ratio: share R of entries compared, the largest in magnitude.
+        scope: choose them within each tensor, or over all parameters at once.
+        source: by the magnitude of the dummy gradient (recomputed as it changes) or of the observed one.
+        l1: mean over the compared entries of each tensor (Eq. 8), or their sum (Eq. 15); 0 weight leaves it out.
+        l1_weight, cosine_weight: of the two terms; both 1 in the paper, and 0 in its ablation (Table 19).
+    """
+
+    ratio: float = 0.5
+    scope: Literal["tensor", "global"] = "tensor"
+    source: Literal["dummy", "observed"] = "dummy"
+    l1: Literal["mean", "sum"] = "mean"
+    l1_weight: float = 1.0
+    cosine_weight: float = 1.0
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> Tensor | None:
+        """Return 1 at the ceil(ratio n) largest magnitudes, 0 elsewhere; None when everything is compared."""
+        if self.ratio >= 1:
+            return None
+        magnitude = (dummy if self.source == "dummy" else observed).detach().abs()
+        if self.scope == "global":
+            return _largest(magnitude, self.ratio)
+        return torch.cat([_largest(part, self.ratio) for part in layout.split(magnitude)])
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the sum over tensors (or one term over all) of L1 and cosine distance."""
+        if selection is not None:
+            dummy, observed = dummy * selection, observed * selection
+        if self.scope == "global":
+            return self._term(dummy, observed)
+        total = dummy.new_zeros(())
+        for mine, theirs in zip(layout.split(dummy), layout.split(observed), strict=True):
+            total = total + self._term(mine, theirs)
+        return total
+
+    def _term(self, dummy: Tensor, observed: Tensor) -> Tensor:
+        total = dummy.new_zeros(())
+        if self.l1_weight:
+            size = math.ceil(self.ratio * dummy.numel()) if self.l1 == "mean" else 1
+            total = total + self.l1_weight * (dummy - observed).abs().sum() / size
+        if self.cosine_weight:
+            total = total + self.cosine_weight * cosine_distance(dummy, observed)
+        return total
+
+
+def _largest(magnitude: Tensor, ratio: float) -> Tensor:
+    count = math.ceil(ratio * magnitude.numel())
+    indices = magnitude.topk(count, sorted=False).indices
+    return torch.zeros_like(magnitude).scatter(0, indices, 1.0)
+
+
+ObjectiveFactory: TypeAlias = Callable[[NoiseLaw | None], Objective]
+"""Builds the objective for what is known of the defence's noise."""

@@ -1,8 +1,17 @@
-"""What the attacker believes of images before seeing an update."""
+"""What the attacker believes of images before seeing an update: terms added to the matching distance."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
 from torch import Tensor
+
+from fedseal.attacks.matching.captures import Captured
+
+Statistics: TypeAlias = dict[str, tuple[Tensor, Tensor]]
+"""Mean and variance per batch normalisation layer, by module name."""
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -10,3 +19,69 @@ def total_variation(images: Tensor) -> Tensor:
     dx = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
     dy = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     return dx + dy
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Weights of the prior terms.
+
+    Attributes:
+        tv: total variation, mean over pixels.
+        tv_per_pixel: multiply it by the number of pixels, which makes it a sum (the Bayes attack's prior).
+        l2: squared norm of the inputs, summed (GradInversion).
+        bn: distance of batch normalisation statistics to known ones (GradInversion, Eq. 5).
+        bn_source: which statistics those are: of the client's batch if the server received them, or running ones.
+        first_bn: factor on the first normalisation layer, as DeepInversion-derived code has it.
+        activation: mean magnitude of activations (FedLeak's beta term).
+    """
+
+    tv: float = 0.0
+    tv_per_pixel: bool = False
+    l2: float = 0.0
+    bn: float = 0.0
+    bn_source: Literal["batch", "running", "none"] = "none"
+    first_bn: float = 10.0
+    activation: float = 0.0
+
+    @property
+    def needs_captures(self) -> bool:
+        """Whether the model's inner values are needed."""
+        return self.activation > 0 or self.needs_statistics
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the statistics that enter batch normalisation are needed."""
+        return self.bn > 0 and self.bn_source != "none"
+
+    @property
+    def are_absent(self) -> bool:
+        """Whether there is no prior at all."""
+        return not (self.tv or self.l2 or self.needs_captures)
+
+    def value(self, inputs: Tensor, captured: Captured, statistics: Statistics | None) -> Tensor:
+        """Return the weighted sum of all terms for inputs [B, C, H, W]."""
+        total = inputs.new_zeros(())
+        if self.tv:
+            weight = self.tv * (inputs.numel() if self.tv_per_pixel else 1)
+            total = total + weight * total_variation(inputs)
+        if self.l2:
+            total = total + self.l2 * inputs.square().sum()
+        if self.bn and statistics is not None:
+            total = total + self.bn * bn_distance(captured.bn, statistics, self.first_bn)
+        if self.activation:
+            total = total + self.activation * torch.stack([a.abs().mean() for a in captured.activations]).sum()
+        return total
+
+
+def bn_distance(mine: Statistics, known: Statistics, first: float) -> Tensor:
+    """Return the sum over layers of |mean - mean'| + |variance - variance'|, the first layer weighted by `first`."""
+    terms = []
+    for index, (name, (mean, variance)) in enumerate(known.items()):
+        distance = _norm(mine[name][0] - mean) + _norm(mine[name][1] - variance)
+        terms.append(distance * (first if index == 0 else 1.0))
+    return torch.stack(terms).sum()
+
+
+def _norm(vector: Tensor) -> Tensor:
+    """Return the L2 norm with a gradient of 0, not NaN, at 0."""
+    return (vector.square().sum() + 1e-20).sqrt()

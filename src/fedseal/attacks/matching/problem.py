@@ -1,18 +1,19 @@
-"""The function an attack minimises, and its gradient, for many lanes at once."""
+"""The function an attack minimises: matching distance plus priors, of one lane's variable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedseal.attacks.matching.objectives import OBJECTIVES, ObjectiveName
-from fedseal.attacks.matching.priors import total_variation
+from fedseal.attacks.matching.captures import Captured, CaptureHooks, nothing_captured
+from fedseal.attacks.matching.objectives import Layout, Objective, ProductObjective
+from fedseal.attacks.matching.parameterisation import Parameterisation
+from fedseal.attacks.matching.priors import Priors, Statistics
 from fedseal.core.defence import AttackerView
 from fedseal.core.tensors import Tensors, flatten, unflatten
 
@@ -34,22 +35,39 @@ class Lanes:
         return Lanes(self.observed[indices], None if self.labels is None else self.labels[indices])
 
 
-class MatchingProblem:
-    """Maps a lane's variable z [D] to objective(simulate(gradient(z)), observed) + priors.
+@dataclass(frozen=True)
+class Unroll:
+    """Local steps to be simulated one by one instead of as one gradient.
 
-    z holds the dummy inputs [B, C, H, W] of the model and, if labels are not known, label logits [B, classes].
+    Attributes:
+        steps: number of SGD steps; the dummy images are dealt to them in order.
+        learning_rate: of those steps.
+    """
+
+    steps: int
+    learning_rate: float
+
+
+class MatchingProblem:
+    """Maps a lane's variable z [D] to distance(simulate(update(z)), observed) + priors.
+
+    z holds what the parameterisation turns into dummy inputs [B, C, H, W] and, if labels are not known, label logits
+    [B, classes] behind it.
 
     Args:
         model: the attacker's copy of the model.
         parameters: its trainable parameters.
-        input_shape: B, C, H, W of a lane's dummy inputs.
+        parameterisation: of the dummy inputs.
         num_classes: number of logits.
-        objective: name of the matching term.
-        tv: weight of total variation.
+        objective: the matching distance.
+        priors: added to it.
+        statistics: known batch normalisation statistics, for the prior on them.
         reduction: of the client's loss.
         soft_labels: whether z holds label logits.
         view: what a defence-aware attacker simulates; None for a naive one.
         scale: the update is `scale` times a gradient; views simulate on updates.
+        clients: number of clients behind an aggregate; each normalises its own batch.
+        unroll: simulate local steps; None reads the update as one mean gradient.
     """
 
     def __init__(
@@ -57,82 +75,122 @@ class MatchingProblem:
         model: nn.Module,
         parameters: Tensors,
         *,
-        input_shape: tuple[int, int, int, int],
+        parameterisation: Parameterisation,
         num_classes: int,
-        objective: ObjectiveName,
-        tv: float,
+        objective: Objective,
+        priors: Priors,
+        statistics: Statistics | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         soft_labels: bool = False,
         view: AttackerView | None = None,
         scale: float = 1.0,
+        clients: int = 1,
+        unroll: Unroll | None = None,
     ) -> None:
-        self._model = model
-        self._parameters = dict(parameters)
-        self._shape = torch.Size(input_shape)
-        self._num_classes = num_classes
-        self._objective = OBJECTIVES[objective]
-        self._tv = tv
-        self._reduction = reduction
+        self.model = model
+        self.parameters = dict(parameters)
+        self.layout = Layout.of(parameters)
+        self.parameterisation = parameterisation
+        self.priors = priors
         self.soft_labels = soft_labels
+        self.unroll = unroll
+        self._num_classes = num_classes
+        self._objective = objective
+        self._statistics = statistics
+        self._reduction = reduction
         self._view = view
         self._scale = scale
-        self._single = grad_and_value(self.value)
-        self._many = vmap(self._single, in_dims=(0, 0, None if soft_labels else 0))
+        self._clients = clients
+        self._hooks = None
+        if priors.needs_captures:
+            self._hooks = CaptureHooks(model, statistics=priors.needs_statistics, activations=priors.activation > 0)
 
     @property
-    def inputs_size(self) -> int:
-        """Number of entries of z that are pixels."""
-        return self._shape.numel()
+    def batch(self) -> int:
+        """B, the number of dummy images in a lane."""
+        return self.parameterisation.shape[0]
 
     @property
     def size(self) -> int:
-        """Number of entries of z."""
-        return self.inputs_size + (self._shape[0] * self._num_classes if self.soft_labels else 0)
+        """D, the number of entries of z."""
+        return self.parameterisation.size + (self.batch * self._num_classes if self.soft_labels else 0)
 
     def inputs(self, z: Tensor) -> Tensor:
-        """Return the dummy inputs [..., B, C, H, W] in z [..., D]."""
-        return z[..., : self.inputs_size].reshape(*z.shape[:-1], *self._shape)
+        """Return the dummy inputs [B, C, H, W] of one lane."""
+        return self.parameterisation.decode(z[: self.parameterisation.size])
 
-    def labels(self, z: Tensor) -> Tensor:
-        """Return the most likely labels [..., B] of the logits in z [..., D]."""
-        return z[..., self.inputs_size :].reshape(*z.shape[:-1], self._shape[0], self._num_classes).argmax(-1)
+    def label_logits(self, z: Tensor) -> Tensor:
+        """Return the label logits [..., B, classes] in z [..., D]."""
+        return z[..., self.parameterisation.size :].reshape(*z.shape[:-1], self.batch, self._num_classes)
 
-    def gradient(self, z: Tensor, labels: Tensor | None) -> Tensors:
-        """Return the model's gradient on one lane's dummy data; differentiable in z."""
-        target: Tensor | None = labels
-        if target is None:
-            target = z[self.inputs_size :].view(self._shape[0], self._num_classes).softmax(1)
+    def loss(self, parameters: Tensors, z: Tensor, labels: Tensor | None) -> tuple[Tensor, tuple[Captured, Tensor]]:
+        """Return the clients' loss on one lane's dummy data, with the inner values and inputs behind it."""
+        target = self.label_logits(z).softmax(1) if labels is None else labels
+        inputs = self.inputs(z)
+        if self._clients == 1:
+            loss = self._loss_on(parameters, inputs, target)
+        else:
+            parts = zip(inputs.chunk(self._clients), target.chunk(self._clients), strict=True)
+            loss = torch.stack([self._loss_on(parameters, *part) for part in parts]).mean()
+        captured = nothing_captured() if self._hooks is None else self._hooks.latest
+        return loss, (captured, inputs)
 
-        def loss(parameters: Tensors, inputs: Tensor) -> Tensor:
-            logits = functional_call(self._model, dict(parameters), (inputs,))
-            return F.cross_entropy(logits, target, reduction=self._reduction)
+    def update(self, z: Tensor, labels: Tensor | None) -> tuple[Tensor, Captured, Tensor]:
+        """Return the dummy update in gradient units [N], inner values and inputs; differentiable in z (exactly)."""
+        if self.unroll is None:
+            gradient, (captured, inputs) = grad(self.loss, has_aux=True)(self.parameters, z, labels)
+            return flatten(gradient), captured, inputs
+        return self._unrolled(self.unroll, z, labels)
 
-        result: Tensors = grad(loss)(self._parameters, self.inputs(z))
-        return result
+    def distance(
+        self, dummy: Tensor, observed: Tensor, selection: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the matching distance of a dummy update, and the selection of coordinates it compared."""
+        simulated = self._simulate(dummy, observed)
+        if selection is None:
+            selection = self._objective.select(simulated, observed, self.layout)
+        return self._objective.distance(simulated, observed, self.layout, selection), selection
 
-    def value(self, z: Tensor, observed: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the objective of one lane."""
-        dummy = self._simulate(self.gradient(z, labels), observed)
-        total = self._objective(dummy, observed)
-        if self._tv:
-            total = total + self._tv * total_variation(self.inputs(z))
-        return total
+    @property
+    def product_objective(self) -> ProductObjective | None:
+        """The matching distance, if it is a function of inner products of the raw dummy update; None otherwise."""
+        return self._objective if self._view is None and isinstance(self._objective, ProductObjective) else None
 
-    def evaluate(self, z: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor]:
-        """Return the objectives [L] and their gradients [L, D] at z [L, D]."""
-        if len(z) == 1:
-            labels = None if lanes.labels is None else lanes.labels[0]
-            gradient, value = self._single(z[0], lanes.observed[0], labels)
-            return value.unsqueeze(0), gradient.unsqueeze(0)
-        gradients, values = self._many(z, lanes.observed, lanes.labels)
-        return values, gradients
+    def prior(self, inputs: Tensor, captured: Captured) -> Tensor:
+        """Return the prior terms of one lane's dummy inputs."""
+        return self.priors.value(inputs, captured, self._statistics)
 
-    def _simulate(self, gradient: Tensors, observed: Tensor) -> Tensor:
+    def value(
+        self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return weight x distance + priors of one lane, and the selection (empty when all is compared)."""
+        dummy, captured, inputs = self.update(z, labels)
+        distance, chosen = self.distance(dummy, observed, selection)
+        total = distance * weight
+        if not self.priors.are_absent:
+            total = total + self.prior(inputs, captured)
+        return total, dummy.new_zeros(0) if chosen is None else chosen
+
+    def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> Tensor:
+        logits = functional_call(self.model, dict(parameters), (inputs,))
+        return F.cross_entropy(logits, target, reduction=self._reduction)
+
+    def _unrolled(self, unroll: Unroll, z: Tensor, labels: Tensor | None) -> tuple[Tensor, Captured, Tensor]:
+        """Simulate SGD steps with the graph kept (Inverting Gradients, federated averaging)."""
+        inputs = self.inputs(z)
+        targets = self.label_logits(z).softmax(1) if labels is None else labels
+        weights: Tensors = self.parameters
+        captured = nothing_captured()
+        for part, target in zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True):
+            step = grad(self._loss_on)(weights, part, target)
+            captured = captured if self._hooks is None else self._hooks.latest
+            weights = {name: value - unroll.learning_rate * step[name] for name, value in weights.items()}
+        change = {name: (weights[name] - value) / self._scale for name, value in self.parameters.items()}
+        return flatten(change), captured, inputs
+
+    def _simulate(self, dummy: Tensor, observed: Tensor) -> Tensor:
         if self._view is None:
-            return flatten(gradient)
-        seen = unflatten(observed * self._scale, self._parameters)
-        update = {name: tensor * self._scale for name, tensor in gradient.items()}
+            return dummy
+        seen = unflatten(observed * self._scale, self.parameters)
+        update = unflatten(dummy * self._scale, self.parameters)
         return flatten(self._view.simulate(update, seen)) / self._scale
-
-
-Evaluate = Callable[[Tensor, Lanes], tuple[Tensor, Tensor]]

@@ -1,0 +1,1 @@
+"""Parts of `bench/attacks.py`, which compares fedseal's attacks with those of breaching."""

@@ -1,0 +1,286 @@
+"""How values and gradients of many lanes are computed: exactly and vectorised, or by finite differences.
+
+The gradient of a matching distance needs d/dz <grad_w L(w, z), v>, a second-order product. `Exact` differentiates
+twice, all lanes in one `torch.func.vmap`: best for small networks, where overhead dominates. `FiniteDifference` uses
+that the product is the derivative of grad_z L along v in weight space, (grad_z L(w + h v) - grad_z L(w)) / h: only
+first-order passes, about twice as fast on convolutional networks. Kinks are frozen meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from fedseal.attacks.matching.kinks import FrozenKinks
+from fedseal.attacks.matching.problem import Lanes, MatchingProblem
+from fedseal.core.errors import CapabilityError
+from fedseal.core.tensors import Tensors, flatten, unflatten
+
+SecondOrder: TypeAlias = Literal["auto", "exact", "finite-difference"]
+
+_MANY_MACS = 8_000_000
+_MANY_PARAMETERS = 200_000
+_AGREEMENT = 0.999
+_LANE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Values [L], gradients [L, D] and the selections [L, N] of compared coordinates (or [L, 0])."""
+
+    values: Tensor
+    gradients: Tensor
+    selections: Tensor
+
+    def pick(self, indices: Tensor) -> Evaluation:
+        """Return some of the lanes."""
+        return Evaluation(self.values[indices], self.gradients[indices], self.selections[indices])
+
+
+class Evaluate(Protocol):
+    """Evaluates lanes at z [L, D]."""
+
+    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        """Evaluate; `weight` multiplies the matching distance, `selections` fixes the compared coordinates."""
+
+
+class Exact:
+    """Double backward, vectorised over lanes.
+
+    Args:
+        problem: what to evaluate.
+    """
+
+    def __init__(self, problem: MatchingProblem) -> None:
+        self._problem = problem
+        self._one = grad_and_value(problem.value, has_aux=True)
+
+    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        """Evaluate all lanes at once, in as few chunks as memory allows."""
+        fixed = None if selections is None or selections.shape[1] == 0 else selections
+        if len(z) == 1 and self._problem.unroll is None:
+            return self._single(z, lanes, weight, fixed)
+        in_dims = (0, 0, None if lanes.labels is None else 0, None, None if fixed is None else 0)
+        chunk = max(1, _LANE_BYTES // (64 * self._problem.layout.total + 256 * self._problem.size))
+        run = vmap(self._one, in_dims=in_dims, chunk_size=chunk if chunk < len(z) else None)
+        gradients, (values, chosen) = run(z, lanes.observed, lanes.labels, weight, fixed)
+        return Evaluation(values.detach(), gradients.detach(), chosen.detach())
+
+    def _single(self, z: Tensor, lanes: Lanes, weight: float, selections: Tensor | None) -> Evaluation:
+        """Evaluate one lane by plain autograd, which costs less per operation than the transforms do."""
+        problem = self._problem
+        variable = z[0].detach().requires_grad_()
+        parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
+        labels = None if lanes.labels is None else lanes.labels[0]
+        loss, (captured, inputs) = problem.loss(parameters, variable, labels)
+        dummy = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+        flat = torch.cat([g.reshape(-1) for g in dummy])
+        distance, chosen = problem.distance(flat, lanes.observed[0], None if selections is None else selections[0])
+        total = distance * weight
+        if not problem.priors.are_absent:
+            total = total + problem.prior(inputs, captured)
+        (gradient,) = torch.autograd.grad(total, variable)
+        selection = flat.new_zeros(0) if chosen is None else chosen
+        return Evaluation(total.detach()[None], gradient[None], selection.detach()[None])
+
+
+class FiniteDifference:
+    """First-order passes only, one lane after the other.
+
+    Args:
+        problem: what to evaluate; unrolled local steps are not supported.
+        step: h |v| / |w|.
+        central: use both sides, which costs a pass more; at this step one side agrees to four digits already.
+    """
+
+    def __init__(self, problem: MatchingProblem, *, step: float = 3e-4, central: bool = False) -> None:
+        if problem.unroll is not None:
+            raise CapabilityError("finite differences do not unroll local steps.", hint="Use second_order=exact.")
+        self._problem = problem
+        self._step = step
+        self._central = central
+        self._norm = flatten(problem.parameters).norm()
+
+    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        """Evaluate the lanes in turn."""
+        results = [
+            self._evaluate(
+                z[lane],
+                lanes.observed[lane],
+                None if lanes.labels is None else lanes.labels[lane],
+                weight,
+                None if selections is None or selections.shape[1] == 0 else selections[lane],
+            )
+            for lane in range(len(z))
+        ]
+        values, gradients, chosen = (torch.stack(parts) for parts in zip(*results, strict=True))
+        return Evaluation(values, gradients, chosen)
+
+    def _evaluate(
+        self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        problem = self._problem
+        kinks = FrozenKinks()
+        z = z.detach().requires_grad_()
+        parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
+        with kinks:
+            loss, (captured, inputs) = problem.loss(parameters, z, labels)
+        prior = None if problem.priors.are_absent else problem.prior(inputs, captured)
+        wanted = [*parameters.values()] if self._central else [*parameters.values(), z]
+        gradients = torch.autograd.grad(loss, wanted, retain_graph=prior is not None)
+        dummy = dict(zip(parameters, gradients, strict=False))
+        match = self._match_products(dummy, observed) or self._match(dummy, observed, selection)
+        h = self._step * self._norm / match.norm.clamp(min=1e-30)
+        ahead = self._input_gradient(match.shifted(h), z, labels, kinks)
+        if self._central:
+            second = (ahead - self._input_gradient(match.shifted(-h), z, labels, kinks)) / (2 * h)
+        else:
+            second = (ahead - gradients[-1]) / h
+        total, gradient = match.distance * weight, second * weight
+        if prior is not None:
+            total = total + prior.detach()
+            gradient = gradient + torch.autograd.grad(prior, z)[0]
+        return total, gradient, match.selection
+
+    def _match(self, dummy: Tensors, observed: Tensor, selection: Tensor | None) -> _Match:
+        """Differentiate the distance of a dummy gradient, whatever it is."""
+        flat = flatten(dummy).requires_grad_()
+        distance, chosen = self._problem.distance(flat, observed, selection)
+        (direction,) = torch.autograd.grad(distance, flat)
+        along = unflatten(direction, self._problem.parameters)
+        return _Match(
+            distance.detach(),
+            direction.norm(),
+            lambda h: {name: p.addcmul(along[name], h) for name, p in self._problem.parameters.items()},
+            flat.new_zeros(0) if chosen is None else chosen,
+        )
+
+    def _match_products(self, dummy: Tensors, observed: Tensor) -> _Match | None:
+        """Differentiate a distance of inner products: v = a dummy + b observed, without ever forming it.
+
+        With millions of parameters every pass over them costs as much as a layer; this way needs four.
+        """
+        objective = self._problem.product_objective
+        if objective is None:
+            return None
+        seen = unflatten(observed, self._problem.parameters)
+        products = torch.stack(
+            [
+                torch.stack([torch.dot(g.reshape(-1), g.reshape(-1)) for g in dummy.values()]).sum(),
+                torch.stack([torch.dot(g.reshape(-1), seen[n].reshape(-1)) for n, g in dummy.items()]).sum(),
+                torch.dot(observed, observed),
+            ]
+        ).requires_grad_()
+        distance = objective.of_products(*products)
+        (slopes,) = torch.autograd.grad(distance, products)
+        own, cross, other = products.detach()
+        a, b = 2 * slopes[0], slopes[1]
+        return _Match(
+            distance.detach(),
+            (a * a * own + 2 * a * b * cross + b * b * other).clamp(min=0).sqrt(),
+            lambda h: {
+                name: p.addcmul(seen[name], h * b).addcmul_(dummy[name], h * a)
+                for name, p in self._problem.parameters.items()
+            },
+            products.new_zeros(0),
+        )
+
+    def _input_gradient(self, parameters: Tensors, z: Tensor, labels: Tensor | None, kinks: FrozenKinks) -> Tensor:
+        kinks.rewind()
+        with kinks:
+            loss, _ = self._problem.loss(parameters, z, labels)
+        return torch.autograd.grad(loss, z)[0]
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A matching distance with its gradient v in the space of updates.
+
+    Attributes:
+        distance: its value.
+        norm: |v|.
+        shifted: maps h to the parameters w + h v.
+        selection: of the compared coordinates; empty for all.
+    """
+
+    distance: Tensor
+    norm: Tensor
+    shifted: Callable[[Tensor], Tensors]
+    selection: Tensor
+
+
+def choose_derivatives(problem: MatchingProblem, mode: SecondOrder, z: Tensor, lanes: Lanes) -> Evaluate:
+    """Return the faster way that is right for this problem.
+
+    `auto` takes finite differences for single lanes and for networks with many parameters or multiply-adds, after
+    checking at the starting point that they agree with the exact gradient; otherwise, and wherever they do not, double
+    backward. A model that cannot be differentiated twice is attacked by finite differences if those of two kinds agree.
+    """
+    if mode == "finite-difference":
+        return FiniteDifference(problem)
+    exact = Exact(problem)
+    first = lanes.pick(torch.zeros(1, dtype=torch.long, device=z.device))
+    try:
+        reference: Evaluate = _Fixed(exact(z[:1], first))
+    except RuntimeError as error:
+        if mode == "exact" or problem.unroll is not None:
+            raise _not_twice(error) from error
+        reference = FiniteDifference(problem, step=3e-3, central=True)
+    else:
+        if mode == "exact" or problem.unroll is not None or (len(z) > 1 and _is_small(problem)):
+            return exact
+    truth = reference(z[:1], first).gradients
+    for fast in (FiniteDifference(problem), FiniteDifference(problem, step=1e-3, central=True)):
+        if float(torch.cosine_similarity(truth, fast(z[:1], first).gradients)) > _AGREEMENT:
+            return fast
+    if isinstance(reference, FiniteDifference):
+        raise _not_twice(RuntimeError("its finite differences do not agree either"))
+    return exact
+
+
+def _is_small(problem: MatchingProblem) -> bool:
+    """Return whether overhead dominates, so that lanes are better run together than each in fewer passes."""
+    few = problem.layout.total < _MANY_PARAMETERS
+    return few and multiply_adds(problem.model, problem.parameterisation.shape) < _MANY_MACS
+
+
+class _Fixed:
+    """An evaluation that is already known."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        return self._evaluation
+
+
+def _not_twice(error: RuntimeError) -> CapabilityError:
+    reason = str(error).strip().splitlines()[0]
+    return CapabilityError(
+        f"the model cannot be differentiated twice: {reason}",
+        hint="Use second_order=finite-difference, or a model of differentiable operations (no fused attention).",
+    )
+
+
+def multiply_adds(model: nn.Module, shape: tuple[int, int, int, int]) -> int:
+    """Return the multiply-adds of one forward pass on inputs of `shape`, in convolutions and linear layers."""
+    count = 0
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal count
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        count += output.numel() * weight[0].numel()
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    like = next(model.parameters())
+    with torch.no_grad():
+        model(like.new_zeros(shape))
+    for handle in handles:
+        handle.remove()
+    return count

@@ -1,0 +1,64 @@
+"""A run as Markdown tables, for results kept beside the code."""
+
+from __future__ import annotations
+
+from fedseal.audit.run import Run
+from fedseal.audit.verdict import Cell
+from fedseal.metrics.intervals import Interval
+
+_HEAD = (
+    "| attack | defence | attacker | PSNR (dB) | SSIM | LPIPS | attacker-best (dB) | best image (dB) | labels | "
+    "over chance (dB) | n | s per batch | risk |\n" + "|---" * 13 + "|\n"
+)
+
+
+def render_markdown(run: Run) -> str:
+    """Return one table per scenario: every cell with intervals, baselines and n; what failed or was refused is said."""
+    cells = run.verdict().cells
+    parts = []
+    for scenario in run.scenarios:
+        own = [cell for cell in cells if cell.scenario == scenario.name]
+        client = scenario.client
+        parts.append(
+            f"## {scenario.name}\n\n"
+            f"{scenario.model} on {scenario.data}, batch {client.batch_size}, local steps {client.local_steps}, "
+            f"batch normalisation `{client.bn_mode}`, labels `{scenario.attacker.labels}`, seed {scenario.seed}. "
+            f"{_chance(own)}\n\n" + _HEAD + "\n".join(map(_row, own)) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _chance(cells: list[Cell]) -> str:
+    done = next((cell for cell in cells if cell.psnr is not None), None)
+    if done is None:
+        return ""
+    names = done.succeeded[0].baselines
+    means = {
+        name: sum(sum(r.baselines[name]) for r in done.succeeded) / sum(len(r.baselines[name]) for r in done.succeeded)
+        for name in names
+    }
+    return "Chance, in dB: " + ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in means.items()) + "."
+
+
+def _row(cell: Cell) -> str:
+    who = "aware" if cell.aware else "naive"
+    head = f"| {cell.attack} | {cell.defence} | {who} |"
+    if cell.psnr is None or cell.level is None:
+        why = cell.refused.message if cell.refused else f"{len(cell.failed)} trials failed"
+        return f"{head} {'not applicable: ' if cell.refused else ''}{why} |" + " |" * 9
+    done = cell.succeeded
+    labels = [r.label_accuracy for r in done if r.label_accuracy is not None]
+    seconds = sum(r.seconds for r in done) / len(done)
+    return (
+        f"{head} {_interval(cell.psnr)} | {_interval(cell.ssim, 2)} | {_interval(cell.lpips, 2)} | "
+        f"{_interval(cell.best_psnr)} | {cell.max_psnr:.1f} | {sum(labels) / len(labels):.0%} | "
+        f"{_interval(cell.excess)} | {len(done)} | {seconds:.1f} | {cell.level.words} |"
+    )
+
+
+def _interval(interval: Interval | None, digits: int = 1) -> str:
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:.{digits}f}"
+    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

@@ -1,0 +1,94 @@
+"""What the server sees of a target: aggregates, and defences that change the shape of a round or the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedseal.audit.scenario import Scenario, validate_scenario
+from fedseal.audit.setup import Setup, build_setup
+from fedseal.core.batch import Batch
+from fedseal.core.defence import Defence, RoundContext, RoundShape
+from fedseal.core.errors import InputError
+from fedseal.core.observation import Update
+from fedseal.federation.server import mean_update
+
+
+def setup_of(**client: object) -> Setup:
+    scenario = validate_scenario({"data": "digits", "model": "lenet", "client": client, "targets": 2}, source="test")
+    return build_setup(scenario)
+
+
+def test_an_aggregate_is_the_mean_of_its_clients() -> None:
+    together = setup_of(aggregate=3, batch_size=2)
+    target = together.observe(Defence(), 1)
+    assert len(target.originals) == 6
+    alone = setup_of(batch_size=6)
+    same_images = alone.observe(Defence(), 1)
+    assert torch.equal(same_images.originals.images, target.originals.images)
+    for name, tensor in target.observation.update.tensors.items():
+        assert torch.allclose(tensor, same_images.observation.update.tensors[name], atol=1e-6)
+    assert target.observation.knowledge.clients == 3
+    assert target.observation.knowledge.ledger()["clients in the update"] == "3"
+
+
+def test_targets_share_no_image_and_do_not_depend_on_the_defence() -> None:
+    setup = setup_of(batch_size=4)
+    first, second = (setup.observe(Defence(), target).originals.images for target in (0, 1))
+    assert not any(torch.equal(a, b) for a in first for b in second)
+
+
+class _Reshaping(Defence):
+    def reshape(self, shape: RoundShape) -> RoundShape:
+        return replace(shape, local_steps=2)
+
+
+def test_a_defence_may_change_the_shape_of_a_round() -> None:
+    setup = replace(setup_of(batch_size=2), images_per_target=4)
+    target = setup.observe(_Reshaping(), 0)
+    assert target.observation.update.kind == "delta"
+    assert len(target.originals) == 4
+    assert target.observation.knowledge.local_steps == 2
+
+
+class _Negative(Defence):
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        return Batch(1 - batch.images, batch.labels)
+
+
+def test_what_the_model_was_fed_is_kept_beside_the_originals() -> None:
+    target = setup_of(batch_size=2).observe(_Negative(), 0)
+    assert torch.allclose(target.fed.images, 1 - target.originals.images)
+
+
+class _Doubling(Defence):
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        return nn.Sequential(model, nn.Linear(10, 10))
+
+
+def test_a_wrapped_model_is_shared_seeded_and_leaves_the_first_alone() -> None:
+    setup = setup_of()
+    before = [name for name, _ in setup.model.named_parameters()]
+    one, two = setup.wrapped_model(_Doubling()), setup.wrapped_model(_Doubling())
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert [name for name, _ in setup.model.named_parameters()] == before
+    target = setup.observe(_Doubling(), 0, model=one)
+    assert target.observation.model is one
+    assert "1.weight" in target.observation.update.tensors
+
+
+def test_too_few_images_are_said() -> None:
+    with pytest.raises(InputError, match=r"2 targets of 4000 images need 8000 private ones"):
+        setup_of(batch_size=4000)
+
+
+def test_updates_of_different_kinds_do_not_aggregate() -> None:
+    update = Update({"w": torch.ones(2)})
+    with pytest.raises(InputError, match="cannot be aggregated together"):
+        mean_update([update, Update({"w": torch.ones(2)}, "delta")])
+    with pytest.raises(InputError, match="no updates"):
+        mean_update([])
+    assert Scenario().client.aggregate == 1

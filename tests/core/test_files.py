@@ -1,0 +1,91 @@
+"""Atomic writes: the old file or the new one, never a part of either, and nothing left lying about."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedseal.core.errors import StorageError
+from fedseal.core.files import write_atomically
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from fedseal.core.errors import StorageError
+from fedseal.core.files import write_atomically
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_atomically(Path(sys.argv[1]), b"x" * 5000)
+except StorageError as error:
+    print(error)
+"""
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+import fedseal.core.files as files
+fsync = os.fsync
+def interrupted(handle):
+    os.kill(os.getpid(), signal.SIGINT)
+    fsync(handle)
+os.fsync = interrupted
+try:
+    files.write_atomically(Path(sys.argv[1]), b"new")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def run(code: str, path: Path) -> str:
+    return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout
+
+
+def test_text_and_bytes_are_written_and_directories_made(tmp_path: Path):
+    write_atomically(tmp_path / "a" / "b" / "text", "ä\n")
+    write_atomically(tmp_path / "bytes", b"\x00\xff")
+    assert (tmp_path / "a" / "b" / "text").read_text(encoding="utf-8") == "ä\n"
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "bytes").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_existing_file_is_replaced_as_a_whole(tmp_path: Path):
+    path = tmp_path / "file"
+    write_atomically(path, "a long old text")
+    with path.open() as reader:
+        write_atomically(path, "new")
+        assert reader.read() == "a long old text"
+    assert path.read_text() == "new"
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_part(tmp_path: Path):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    said = run(LIMITED, path)
+    assert f"no space left to write {path}" in said
+    assert "it resumes" in said
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_interruption_keeps_the_old_file_and_leaves_no_part(tmp_path: Path):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    assert run(INTERRUPTED, path) == "interrupted\n"
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("place", ["file/below", "directory"])
+def test_unwritable_places_are_named(tmp_path: Path, place: str):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(StorageError) as caught:
+        write_atomically(tmp_path / place, "content")
+    assert str(tmp_path / place) in str(caught.value)
+    assert "--out" in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
