@@ -84,6 +84,7 @@ class Plan:
         contenders: breaching's configurations.
         threads: fedseal's and breaching's.
         seed: of weights, targets and starts.
+        together: images fedseal also attacks as one batch, which breaching cannot do.
         data_root: where data lies, if not in the usual places.
     """
 
@@ -96,6 +97,7 @@ class Plan:
     threads: tuple[int, int]
     seed: int
     data_root: Path | None
+    together: int = 16
 
 
 def measure_quality(plan: Plan, breaching: Breaching, directory: Path) -> dict[str, Any]:
@@ -118,14 +120,16 @@ def _measure_set(plan: Plan, data: str, breaching: Breaching, directory: Path) -
         _MODEL,
         data,
         batch_size=1,
-        targets=plan.images,
+        targets=max(plan.images, plan.together),
         normalise=False,
         seed=plan.seed,
         data_root=plan.data_root,
     )
-    cases = [make_case(f"quality-{data}-{index}", setup, index) for index in range(plan.images)]
+    every = [make_case(f"quality-{data}-{index}", setup, index) for index in range(max(plan.images, plan.together))]
+    cases = every[: plan.images]
     places = [case.save(directory) for case in cases]
     rows = [_our_row(plan, attack, cases) for attack in plan.attacks]
+    rows += [_together_row(plan, attack, every[: plan.together]) for attack in plan.attacks if plan.together > 1]
     rows += [_their_row(plan, contender, places, breaching) for contender in plan.contenders]
     our_best = min((row for row in rows if row["side"] == "fedseal"), key=_order)
     their_best = min((row for row in rows if row["side"] == "breaching"), key=_order)
@@ -143,6 +147,11 @@ def _our_row(plan: Plan, attack: str, cases: Sequence[Case]) -> dict[str, Any]:
     ours.reach(cases[0], attack, goal=200.0, cap=0.2, threads=plan.threads[0])
     results = [ours.reach(case, attack, goal=plan.goal, cap=plan.cap, threads=plan.threads[0]) for case in cases]
     return _row("fedseal", attack, results, plan.cap)
+
+
+def _together_row(plan: Plan, attack: str, cases: Sequence[Case]) -> dict[str, Any]:
+    results = ours.reach_together(cases, attack, goal=plan.goal, cap=plan.cap, threads=plan.threads[0])
+    return _row("fedseal", f"{attack}, {len(cases)} images together, share of each", results, plan.cap)
 
 
 def _their_row(plan: Plan, contender: Contender, places: Sequence[Path], breaching: Breaching) -> dict[str, Any]:

@@ -181,17 +181,19 @@ def test_a_model_without_double_backward_is_named(observe: Callable) -> None:
             return x * 2
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                raise RuntimeError("this kernel has no second derivative")
             return grad * 2
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(256, 10)
+            self.first = nn.Linear(256, 32)
+            self.last = nn.Linear(32, 10)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(Once.apply(x.flatten(1)))
+            return self.last(Once.apply(torch.tanh(self.first(x.flatten(1)))))
 
     observation, _ = observe(Net())
     with pytest.raises(CapabilityError, match="twice"):

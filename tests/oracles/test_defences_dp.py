@@ -103,14 +103,14 @@ def test_changing_noise_is_composed_as_opacus_does(accountant: str):
 
     theirs = create_accountant(accountant)
     ours = PrivacyLedger("fed-cdp", 1e-5, accountant, None)  # type: ignore[arg-type]
-    for number in range(60):
+    for number in range(9):
         sigma = (2.0, 1.5, 1.0)[number % 3]
         theirs.step(noise_multiplier=sigma, sample_rate=0.05)
         ours.spend(sigma, 0.05)
     assert ours.epsilon() == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-2)
 
 
-@pytest.mark.parametrize(("sigma", "steps"), [(1.0, 10), (3.0, 1000), (10.0, 1)])
+@pytest.mark.parametrize(("sigma", "steps"), [(1.0, 10), (3.0, 100), (10.0, 1)])
 def test_without_subsampling_the_closed_form_is_what_prv_approximates_and_rdp_bounds(sigma: float, steps: int):
     from opacus.accountants import PRVAccountant
 

@@ -1,14 +1,14 @@
 """Composition: several defences run as one, in the order of the stages they act on.
 
-Written `gaussian+topk` or `gaussian:sigma=0.01+topk:ratio=0.9`. A later stage never comes before an earlier one
-(DEFENCES.md 15); within a stage the written order is kept.
+Written `gaussian+topk` or `gaussian:sigma=0.01+topk:ratio=0.9`. A later stage never comes before an earlier one, and
+pairs that would void a guarantee are refused (`rules`; DEFENCES.md 15); within a stage the written order is kept.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,27 @@ from torch import Tensor, nn
 from fedseal.core.batch import Batch
 from fedseal.core.defence import (
     DEFENCES,
-    STAGES,
     AttackerView,
     CostReport,
     Defence,
     RoundContext,
+    RoundShape,
     merge_reports,
 )
-from fedseal.core.errors import UsageError
 from fedseal.core.tensors import Tensors
+from fedseal.defences import rules
+
+_TRAITS = (
+    "protects_labels",
+    "data_dependent_mask",
+    "accounts_epsilon",
+    "keeps_residual",
+    "rescales",
+    "mixes_samples",
+    "reads_batch",
+    "masks_upload",
+)
+"""What a pipeline has if any member has it."""
 
 
 class Pipeline(Defence):
@@ -37,23 +49,25 @@ class Pipeline(Defence):
     name = "pipeline"
 
     def __init__(self, members: Sequence[Defence]) -> None:
-        for earlier, later in pairwise(members):
-            if STAGES.index(earlier.stage) > STAGES.index(later.stage):
-                raise UsageError(
-                    f"{later.name} acts on the {later.stage} and cannot come after {earlier.name}, "
-                    f"which acts on the {earlier.stage}.",
-                    hint=f"Write {later.name}+{earlier.name}.",
-                )
-        per_sample = [member for member in members if member.needs_sample_grads]
-        if len(per_sample) > 1:
-            raise UsageError(f"{per_sample[0].name} and {per_sample[1].name} both reduce per-sample gradients.")
+        rules.check(members)
         self.members = tuple(members)
-        self._reducer = per_sample[0] if per_sample else None
+        self._reducer = next((member for member in members if member.needs_sample_grads), None)
+        self.linear = all(member.linear for member in members)
+        masking = [member for member in members if member.data_dependent_mask or member.common_support]
+        self.common_support = bool(masking) and all(member.common_support for member in masking)
+        for trait in _TRAITS:
+            setattr(self, trait, any(getattr(member, trait) for member in members))
 
     @property
     def needs_sample_grads(self) -> bool:  # type: ignore[override]
         """Whether a member reduces per-sample gradients itself."""
         return self._reducer is not None
+
+    def reshape(self, shape: RoundShape) -> RoundShape:
+        """Reshape by each member in turn."""
+        for member in self.members:
+            shape = member.reshape(shape)
+        return shape
 
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Prepare by each member in turn."""
@@ -73,6 +87,11 @@ class Pipeline(Defence):
             model = member.wrap_model(model)
         return model
 
+    def extra_loss(self, model: nn.Module) -> Tensor | None:
+        """Add up the members' terms."""
+        terms = [term for member in self.members if (term := member.extra_loss(model)) is not None]
+        return torch.stack(terms).sum() if terms else None
+
     def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
         """Reduce by the one member that does."""
         if self._reducer is None:
@@ -89,6 +108,12 @@ class Pipeline(Defence):
         """Pass the update through each member."""
         for member in self.members:
             update = member.on_update(update, context)
+        return update
+
+    def server_view(self, update: Tensors) -> Tensors:
+        """Hide what any member hides."""
+        for member in self.members:
+            update = member.server_view(update)
         return update
 
     def on_aggregate(self, update: Tensors) -> Tensors:
@@ -112,11 +137,12 @@ class Pipeline(Defence):
             member.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
     def report(self) -> CostReport:
-        """Add up the members' reports."""
-        return merge_reports([member.report() for member in self.members])
+        """Add up the members' reports, and remark on what their composition means."""
+        merged = merge_reports([member.report() for member in self.members])
+        return replace(merged, remarks=merged.remarks + rules.remarks(self.members))
 
     def attacker_view(self) -> AttackerView:
-        """Chain the members' simulations; the last noise law is the one that is seen."""
+        """Chain the members' simulations, and undo in reverse; the last noise law is the one that is seen."""
         views = [member.attacker_view() for member in self.members]
 
         def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
@@ -124,9 +150,14 @@ class Pipeline(Defence):
                 gradient = view.simulate(gradient, observed)
             return gradient
 
+        def read(observed: Tensors) -> Tensors:
+            for view in reversed(views):
+                observed = view.read(observed)
+            return observed
+
         parameters = {f"{view.name}.{key}": value for view in views for key, value in view.parameters.items()}
         noise = next((view.noise for view in reversed(views) if view.noise), None)
-        return AttackerView("+".join(view.name for view in views), parameters, simulate, noise)
+        return AttackerView("+".join(view.name for view in views), parameters, simulate, noise, read)
 
 
 def build_defence(text: str) -> Defence:

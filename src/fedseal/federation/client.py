@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -19,10 +19,11 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
-from fedseal.core.defence import CostReport, Defence, Loss, RoundContext, merge_reports
+from fedseal.core.defence import Classifier, CostReport, Defence, Loss, RoundContext, merge_reports
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import BNMode
 from fedseal.core.observation import Update
+from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.loss import cross_entropy_loss
 from fedseal.federation.wire import encode
@@ -92,7 +93,7 @@ def client_round(
     """Run one round on a copy of `model`, one batch per local step.
 
     Args:
-        model: the global model; not changed.
+        model: the global model, wrapped by the defence already; not changed.
         batches: one per local step.
         config: how the client trains.
         defence: its hooks are called in contract order.
@@ -135,8 +136,8 @@ def _train(
     client: str,
 ) -> _Trained:
     clock = _HookClock()
-    local = set_mode(clock(defence.wrap_model, copy.deepcopy(model)), config)
-    loss = cross_entropy_loss(config.normalisation, config.loss_reduction)
+    local = set_mode(copy.deepcopy(model), config)
+    loss = _with_extra(cross_entropy_loss(config.normalisation, config.loss_reduction), defence, local)
     before = {name: p.detach().clone() for name, p in local.named_parameters() if p.requires_grad}
     fed: list[Batch] = []
     statistics: BNStatistics = {}
@@ -145,7 +146,8 @@ def _train(
     for step, batch in enumerate(batches):
         context = RoundContext(local, loss, generator, round_number, step, config.learning_rate, client)
         fed.append(clock(defence.on_batch, batch, context))
-        with record_bn_statistics(local) as recorded:
+        context = replace(context, batch=fed[-1])
+        with record_bn_statistics(local) as recorded, _client_randomness(context):
             gradient = _gradient(local, fed[-1], loss, defence, context, clock)
         statistics = statistics or recorded
         gradient = clock(defence.on_gradient, gradient, context)
@@ -160,6 +162,17 @@ def _train(
     return _Trained(clock(defence.on_update, gradient, context), tuple(fed), statistics, clock.seconds)
 
 
+def _with_extra(loss: Loss, defence: Defence, model: nn.Module) -> Loss:
+    """Return the loss plus what the defence adds to it."""
+
+    def total(classifier: Classifier, batch: Batch) -> Tensor:
+        value = loss(classifier, batch)
+        extra = defence.extra_loss(model)
+        return value if extra is None else value + extra
+
+    return total
+
+
 def _gradient(
     model: nn.Module,
     batch: Batch,
@@ -170,12 +183,16 @@ def _gradient(
 ) -> Tensors:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if defence.needs_sample_grads:
-        return clock(defence.on_sample_grads, sample_gradients(model, batch, loss), context)
+        samples = sample_gradients(model, batch, loss)
+        check_finite(samples, "client gradient")
+        return clock(defence.on_sample_grads, samples, context)
     values = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
-    return {
+    gradient = {
         name: torch.zeros_like(p) if value is None else value
         for (name, p), value in zip(parameters.items(), values, strict=True)
     }
+    check_finite(gradient, "client gradient")  # before a defence spreads a NaN over every tensor
+    return gradient
 
 
 def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Tensor]:
@@ -189,8 +206,18 @@ def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Te
 
         return loss(bound, Batch(image.unsqueeze(0), label.unsqueeze(0)))
 
-    result: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(parameters, batch.images, batch.labels)
+    each = vmap(grad(one), in_dims=(None, 0, 0), randomness="different")
+    result: dict[str, Tensor] = each(parameters, batch.images, batch.labels)
     return result
+
+
+@contextmanager
+def _client_randomness(context: RoundContext) -> Iterator[None]:
+    """Seed what modules draw from the global generator (dropout) by round and step, and leave no trace there."""
+    device = next(context.model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(context.generator.initial_seed(), "client", context.round, context.step))
+        yield
 
 
 @contextmanager

@@ -1,0 +1,191 @@
+"""PRECODE (Scheliga, Mäder and Seeland, WACV 2022, Sec. 3): a variational bottleneck in front of the classifier.
+
+Features h of the classifier's input are encoded to mu and sigma = softplus(.) of a code z = mu + sigma xi, xi ~
+N(0, I), and decoded again; beta KL(z | N(0, I)) in bits, summed over the code and averaged over the batch, joins the
+loss. Threat model: passive server; layers before the bottleneck stay open (ATTACKS.md 5). Departures: a client's step
+is always stochastic, whatever the mode of its dropout, with noise from the round's generator; prediction is
+deterministic (xi = 0) unless `deterministic_eval=false`, as in the reference, and so is an attacker's copy of the
+model, which has no better guess of xi. `k=0` inserts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node, Tracer
+from torch.nn import functional as F
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
+from fedseal.core.errors import CapabilityError, UsageError
+from fedseal.core.registry import Info
+
+
+class Bottleneck(nn.Module):
+    """The variational bottleneck.
+
+    Args:
+        features: d, width of what it encodes and decodes.
+        size: K, width of the code.
+        deterministic_eval: whether prediction uses the mean of the code.
+    """
+
+    def __init__(self, features: int, size: int, deterministic_eval: bool) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(features, 2 * size)
+        self.decoder = nn.Linear(size, features)
+        self.deterministic_eval = deterministic_eval
+        self._source: torch.Generator | None = None
+        self._divergence: Tensor | None = None
+
+    def draw_from(self, source: torch.Generator) -> None:
+        """Make every further pass stochastic, with noise from `source`: what a client's step does."""
+        self._source = source
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Map features [..., d] through the code and back."""
+        mu, raw = self.encoder(h).chunk(2, -1)
+        sigma = F.softplus(raw)
+        self._divergence = divergence_bits(mu, sigma)
+        predicting = not torch.is_grad_enabled() and not self.deterministic_eval
+        if self._source is not None or self.training or predicting:
+            noise = torch.randn(mu.shape, generator=self._source, dtype=mu.dtype, device=mu.device)
+            mu = mu + sigma * noise
+        decoded: Tensor = self.decoder(mu)
+        return decoded
+
+    def take_divergence(self) -> Tensor | None:
+        """Return the divergence of the latest pass, once."""
+        latest, self._divergence = self._divergence, None
+        return latest
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of copies what belongs to one pass of one client."""
+        return {**self.__dict__, "_source": None, "_divergence": None}
+
+
+class BottleneckedClassifier(nn.Module):
+    """A classifier behind its bottleneck.
+
+    Args:
+        classifier: the model's own last layer.
+        bottleneck: goes before it.
+    """
+
+    def __init__(self, classifier: nn.Linear, bottleneck: Bottleneck) -> None:
+        super().__init__()
+        self.bottleneck = bottleneck
+        self.classifier = classifier
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Map features [..., d] to logits."""
+        logits: Tensor = self.classifier(self.bottleneck(h))
+        return logits
+
+
+def divergence_bits(mu: Tensor, sigma: Tensor) -> Tensor:
+    """Return KL(N(mu, sigma^2) | N(0, 1)) in bits, summed over the last dimension, averaged over the others."""
+    nats = 0.5 * (mu.square() + sigma.square() - 1) - sigma.log()
+    return nats.sum(-1).mean() / math.log(2)
+
+
+def called_modules(model: nn.Module) -> list[str]:
+    """Return the names of PyTorch's own modules in the order in which the model calls them, found without any input.
+
+    By symbolic tracing; a model that cannot be traced is taken to call its modules in the order it registers them.
+    """
+    try:
+        graph = Tracer().trace(model)
+    except Exception:  # noqa: BLE001 - a user's forward may raise anything when traced; the fallback is stated above
+        return [name for name, module in model.named_modules() if name and not list(module.children())]
+    return [str(node.target) for node in _upstream(graph) if node.op == "call_module"]
+
+
+def _upstream(graph: Graph) -> list[Node]:
+    """Return the nodes the output depends on, in order."""
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in graph.nodes if node in needed]
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """Put `new` in the place of the submodule called `name`; the model itself has the name ""."""
+    if not name:
+        return new
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, new)
+    return model
+
+
+@DEFENCES.register(
+    "precode",
+    Info("a stochastic bottleneck before the classifier", paper="Scheliga et al., WACV 2022", threat="passive"),
+)
+class Precode(Defence):
+    """Inserts the bottleneck and adds its divergence to the loss.
+
+    Args:
+        k: width of the code; 0 inserts nothing.
+        beta: weight of the divergence.
+        deterministic_eval: whether prediction uses the mean of the code.
+    """
+
+    name = "precode"
+    stage = "model"
+
+    def __init__(self, k: int = 256, beta: float = 1e-3, deterministic_eval: bool = True) -> None:
+        if k < 0 or not 0 <= beta < math.inf:
+            raise UsageError(f"precode needs k >= 0 and a finite beta >= 0, got {k} and {beta:g}.")
+        self.k = k
+        self.beta = beta
+        self.deterministic_eval = deterministic_eval
+        self._added = 0
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Insert the bottleneck before the last linear layer the model calls, if nothing with weights follows it."""
+        if self.k == 0:
+            return model
+        if isinstance(model, nn.Linear):
+            name = ""
+        else:
+            weighted = [n for n in called_modules(model) if list(model.get_submodule(n).parameters())]
+            name = weighted[-1] if weighted else ""
+        classifier = model.get_submodule(name)
+        if not isinstance(classifier, nn.Linear):
+            raise CapabilityError(
+                f"precode needs a model that ends in a linear layer, this one ends in {type(classifier).__name__}.",
+                hint="Give the model a linear classifier, or choose another defence.",
+            )
+        bottleneck = Bottleneck(classifier.in_features, self.k, self.deterministic_eval).to(classifier.weight)
+        bottleneck.train(classifier.training)
+        return replace_module(model, name, BottleneckedClassifier(classifier, bottleneck))
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        """Make the client's bottleneck stochastic; the batch stays as it is."""
+        found = _bottlenecks(context.model)
+        for bottleneck in found:
+            bottleneck.draw_from(context.generator)
+        self._added = sum(p.numel() for bottleneck in found for p in bottleneck.parameters())
+        return batch
+
+    def extra_loss(self, model: nn.Module) -> Tensor | None:
+        """Return beta times the divergence of the latest pass, or None if there was none since."""
+        found = [value for b in _bottlenecks(model) if (value := b.take_divergence()) is not None]
+        return self.beta * torch.stack(found).sum() if found else None
+
+    def report(self) -> CostReport:
+        """Say how many parameters were added; they travel both ways in every round."""
+        return CostReport(remarks=(f"precode adds {self._added:,} parameters to the model",) if self._added else ())
+
+    def attacker_view(self) -> AttackerView:
+        """Publish the parameters; the weights are in the model anyway, the noise is the client's."""
+        return AttackerView(self.name, {"k": self.k, "beta": self.beta})
+
+
+def _bottlenecks(model: nn.Module) -> list[Bottleneck]:
+    return [module for module in model.modules() if isinstance(module, Bottleneck)]

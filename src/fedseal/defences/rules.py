@@ -1,0 +1,191 @@
+"""What may be composed with what, as a table (DEFENCES.md 15).
+
+A rule looks at two members of a pipeline, the earlier and the later, through the traits they declare (`core.defence`).
+Most refuse the pair, because a guarantee would be void or a member would do nothing; some only add a remark to the
+cost report. Order is a matter of stages first; the other rules are about pairs whose stages allow them. Rule 8, that
+buffers of batch normalisation never travel, needs no row: an update holds trainable parameters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedseal.core.defence import STAGES, Defence
+from fedseal.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        name: short, for tests and documents.
+        section: of DEFENCES.md.
+        broken: whether the earlier and the later of two members break it.
+        because: why, with `{earlier}`, `{later}` and their stages to be filled in.
+        hint: what to write instead, likewise.
+        refuses: false if the pair is allowed and the reason becomes a remark.
+    """
+
+    name: str
+    section: str
+    broken: Callable[[Defence, Defence], bool]
+    because: str
+    hint: str = ""
+    refuses: bool = True
+
+    def explain(self, earlier: Defence, later: Defence) -> str:
+        """Return the reason for two members."""
+        return self._fill(self.because, earlier, later)
+
+    def advise(self, earlier: Defence, later: Defence) -> str | None:
+        """Return what to do instead, if anything helps."""
+        return self._fill(self.hint, earlier, later) or None
+
+    @staticmethod
+    def _fill(text: str, earlier: Defence, later: Defence) -> str:
+        return text.format(earlier=earlier.name, later=later.name, earlier_stage=earlier.stage, later_stage=later.stage)
+
+
+def _claims_epsilon(member: Defence) -> bool:
+    """Tell whether a member states an epsilon; what it reports counts even if it did not declare it."""
+    return member.accounts_epsilon or member.report().epsilon_nominal is not None
+
+
+def _one_reads_batch_other_needs_samples(one: Defence, other: Defence) -> bool:
+    return (one.reads_batch and other.needs_sample_grads) or (one.needs_sample_grads and other.reads_batch)
+
+
+def _own_set_beside_masks(one: Defence, other: Defence) -> bool:
+    return one.stage == other.stage == "aggregate" and (
+        (one.data_dependent_mask and other.masks_upload) or (one.masks_upload and other.data_dependent_mask)
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "stage order",
+        "15, order",
+        lambda earlier, later: STAGES.index(earlier.stage) > STAGES.index(later.stage),
+        "{later} acts on the {later_stage} and cannot come after {earlier}, which acts on the {earlier_stage}.",
+        "Write {later}+{earlier}.",
+    ),
+    Rule(
+        "one reducer",
+        "15, order",
+        lambda earlier, later: earlier.needs_sample_grads and later.needs_sample_grads,
+        "{earlier} and {later} both reduce per-sample gradients, and there is one reduction.",
+        "Keep one of them.",
+    ),
+    Rule(
+        "residual of the noised vector",
+        "15, rule 2",
+        lambda earlier, later: earlier.keeps_residual and _claims_epsilon(later),
+        "{earlier} keeps what it does not send, before {later} adds noise: a later round sends it again, and no "
+        "epsilon of {later} covers that.",
+        "Write {later}+{earlier}, so that the residual is of the noised vector.",
+    ),
+    Rule(
+        "mask before noise",
+        "15, rule 1",
+        lambda earlier, later: earlier.data_dependent_mask and _claims_epsilon(later),
+        "{earlier} chooses coordinates by the private values before {later} adds noise: where that choice shows, no "
+        "epsilon of {later} covers it, and where the noise fills the gaps, nothing is saved.",
+        "Write {later}+{earlier}: after the noise, pruning is free post-processing.",
+    ),
+    Rule(
+        "private batch after noise",
+        "15, rule 1",
+        lambda earlier, later: _claims_epsilon(earlier) and later.reads_batch,
+        "{later} looks at the private batch again after {earlier} has added noise: that is no post-processing, and "
+        "the epsilon of {earlier} is void.",
+        "Write {later}+{earlier} if the stages allow it, or leave one of them out.",
+    ),
+    Rule(
+        "plain gradient and per-sample gradients",
+        "15, rule 7",
+        _one_reads_batch_other_needs_samples,
+        "{earlier} and {later} cannot share a pass: one needs the plain model and the true batch gradient, the other "
+        "reduces per-sample gradients.",
+        "Leave one of them out.",
+    ),
+    Rule(
+        "mixed samples and per-sample accounting",
+        "15, rule 6",
+        lambda earlier, later: earlier.mixes_samples and later.needs_sample_grads and _claims_epsilon(later),
+        "{earlier} puts a person's image into several of the samples that {later} clips one by one: the epsilon it "
+        "states for one sample does not hold for one person, that would need group accounting.",
+        "Clip and noise the whole upload instead, for example {earlier}+gaussian.",
+    ),
+    Rule(
+        "prune before rescaling",
+        "15, rule 3",
+        lambda earlier, later: earlier.rescales and later.data_dependent_mask,
+        "{earlier} makes all magnitudes alike, so {later} would choose by nothing.",
+        "Write {later}+{earlier}.",
+    ),
+    Rule(
+        "linear aggregation",
+        "15, rule 4",
+        lambda earlier, later: later.stage == "aggregate" and not earlier.linear,
+        "{later} lets the server see sums only, and {earlier} needs the server to treat every upload by itself.",
+        "Leave one of them out.",
+    ),
+    Rule(
+        "one quantiser",
+        "15, rule 5",
+        lambda earlier, later: earlier.stage == "encoding" and later.masks_upload,
+        "{later} adds up numbers on its own grid, and {earlier} puts every client on another: the sum is on neither, "
+        "and no byte is saved.",
+        "Leave {earlier} out: masked sums are quantised already.",
+    ),
+    Rule(
+        "one common set",
+        "15, rule 4",
+        _own_set_beside_masks,
+        "{earlier} and {later} add up uploads of several clients, but every client would encrypt another set.",
+        "Give selective-encryption the option common=true.",
+    ),
+    Rule(
+        "one mask",
+        "15, rule 4",
+        lambda earlier, later: earlier.masks_upload and later.masks_upload,
+        "{earlier} and {later} both mask whole uploads: the second hides nothing more, and partners of the one need "
+        "not be in the sum of the other.",
+        "Keep one of them.",
+    ),
+    Rule(
+        "masked sums are dense",
+        "15, rule 4",
+        lambda earlier, later: (
+            earlier.data_dependent_mask
+            and not earlier.common_support
+            and earlier.stage != "aggregate"
+            and later.masks_upload
+        ),
+        "{earlier} leaves out other entries for every client, and under {later} they travel as masked zeros: the "
+        "upload is dense, its bytes are not those counted",
+        refuses=False,
+    ),
+)
+"""All rules; the first that is broken is the one that is explained."""
+
+
+def check(members: Sequence[Defence]) -> None:
+    """Refuse members that must not be composed in this order, with the reason and what to write instead."""
+    for rule in RULES:
+        for earlier, later in combinations(members, 2):
+            if rule.refuses and rule.broken(earlier, later):
+                raise UsageError(rule.explain(earlier, later), hint=rule.advise(earlier, later))
+
+
+def remarks(members: Sequence[Defence]) -> tuple[str, ...]:
+    """Return what a reader of the costs must know of a pipeline that is allowed."""
+    return tuple(
+        rule.explain(earlier, later)
+        for rule in RULES
+        for earlier, later in combinations(members, 2)
+        if not rule.refuses and rule.broken(earlier, later)
+    )

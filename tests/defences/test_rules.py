@@ -1,0 +1,267 @@
+"""What may be composed with what: every rule refuses its pair with a reason, and allows the pair written right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import DEFENCES, STAGES, CostReport, Defence
+from fedseal.core.errors import FedsealError, UsageError
+from fedseal.core.seeds import generator
+from fedseal.defences.pipeline import Pipeline, build_defence
+from fedseal.defences.rules import RULES, check, remarks
+from fedseal.federation.client import RoundConfig, client_round
+from fedseal.federation.wire import decode, encode
+from fedseal.models.registry import build_model
+
+SHAPE = (1, 12, 12)
+TRAITS = [name for name, value in vars(Defence).items() if isinstance(value, bool) and name != "needs_sample_grads"]
+
+
+def member(name: str, stage: str = "update", **traits: bool) -> Defence:
+    """Return a defence that does nothing and declares something."""
+    return type("Declared", (Defence,), {"name": name, "stage": stage, **traits})()
+
+
+NOISE = member("noise", accounts_epsilon=True)
+SAMPLES = member("samples", "sample", accounts_epsilon=True, needs_sample_grads=True)
+PRUNE = member("prune", data_dependent_mask=True)
+MASKS = member("masks", "aggregate", masks_upload=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair that breaks a rule, the reason it is given, and pairs that are allowed."""
+
+    rule: str
+    refused: tuple[Defence, Defence]
+    reason: str
+    allowed: tuple[tuple[Defence, ...], ...] = field(default=())
+
+
+CASES = (
+    Case(
+        "stage order",
+        (member("late", "update"), member("early", "data")),
+        "early acts on the data and cannot come after late",
+        ((member("early", "data"), member("late", "update")),),
+    ),
+    Case("one reducer", (SAMPLES, SAMPLES), "both reduce", ((SAMPLES, NOISE),)),
+    Case(
+        "residual of the noised vector",
+        (member("feedback", keeps_residual=True), NOISE),
+        "feedback keeps what it does not send, before noise adds noise",
+        ((NOISE, member("feedback", keeps_residual=True)), (member("feedback", keeps_residual=True), PRUNE)),
+    ),
+    Case(
+        "mask before noise",
+        (PRUNE, NOISE),
+        "prune chooses coordinates by the private values before noise",
+        ((NOISE, PRUNE), (PRUNE, member("jitter")), (SAMPLES, PRUNE)),
+    ),
+    Case(
+        "private batch after noise",
+        (NOISE, member("reader", reads_batch=True)),
+        "reader looks at the private batch again after noise",
+        ((member("reader", reads_batch=True), NOISE),),
+    ),
+    Case(
+        "plain gradient and per-sample gradients",
+        (member("refine", "data", reads_batch=True), SAMPLES),
+        "refine and samples cannot share a pass",
+        ((member("refine", "data"), SAMPLES),),
+    ),
+    Case(
+        "mixed samples and per-sample accounting",
+        (member("mix", "data", mixes_samples=True), SAMPLES),
+        "group accounting",
+        ((member("mix", "data", mixes_samples=True), NOISE),),
+    ),
+    Case(
+        "prune before rescaling",
+        (member("adaptive", rescales=True), PRUNE),
+        "adaptive makes all magnitudes alike, so prune would choose by nothing",
+        ((PRUNE, member("adaptive", rescales=True)),),
+    ),
+    Case(
+        "linear aggregation",
+        (member("per client", linear=False), MASKS),
+        "per client needs the server to treat every upload by itself",
+        ((member("per client", linear=False), PRUNE),),
+    ),
+    Case(
+        "one quantiser",
+        (member("levels", "encoding"), MASKS),
+        "masks adds up numbers on its own grid",
+        ((PRUNE, member("levels", "encoding")),),
+    ),
+    Case(
+        "one common set",
+        (member("encrypt", "aggregate", data_dependent_mask=True), MASKS),
+        "every client would encrypt another set",
+        ((member("encrypt", "aggregate", common_support=True), MASKS),),
+    ),
+    Case("one mask", (MASKS, member("more", "aggregate", masks_upload=True)), "both mask whole uploads"),
+)
+
+
+def test_every_rule_that_refuses_has_a_case():
+    assert [case.rule for case in CASES] == [rule.name for rule in RULES if rule.refuses]
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_refuses_its_pair_wherever_it_stands_and_says_why(case: Case):
+    rule = next(rule for rule in RULES if rule.name == case.rule)
+    assert rule.broken(*case.refused)
+    early, late = case.refused
+    between = member("between", early.stage)
+    for members in ((early, late), (early, between, late)):
+        with pytest.raises(UsageError, match=case.reason) as caught:
+            Pipeline(members)
+        assert caught.value.hint
+        assert "{" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_what_is_right_is_allowed(case: Case):
+    for members in case.allowed:
+        check(members)
+
+
+def test_masked_sums_of_sparse_uploads_are_allowed_with_a_remark():
+    pipeline = Pipeline([PRUNE, MASKS])
+    assert any("dense" in remark for remark in pipeline.report().remarks)
+    assert remarks([member("adgp", data_dependent_mask=True, common_support=True), MASKS]) == ()
+    assert remarks([NOISE, PRUNE]) == ()
+
+
+def test_an_epsilon_that_is_reported_counts_even_if_it_was_not_declared():
+    class Quiet(Defence):
+        name = "quiet"
+
+        def report(self) -> CostReport:
+            return CostReport(epsilon_nominal=3.0)
+
+    with pytest.raises(UsageError, match="prune chooses"):
+        Pipeline([PRUNE, Quiet()])
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("topk+gaussian", "topk chooses coordinates.*Write gaussian[+]topk"),
+        ("topk:feedback=true+gaussian", "topk keeps what it does not send"),
+        ("quantise+topk", "topk acts on the update and cannot come after quantise"),
+        ("secagg+topk", "cannot come after secagg"),
+        ("secagg+quantise", "cannot come after secagg"),
+        ("quantise+secagg", "on its own grid"),
+        ("quantise+cancelling-noise", "on its own grid"),
+        ("secagg+cancelling-noise", "both mask whole uploads"),
+        ("selective-encryption+secagg", "common=true"),
+        ("secagg+selective-encryption", "common=true"),
+    ],
+)
+def test_pipelines_that_are_refused(spec: str, reason: str):
+    with pytest.raises(UsageError, match=reason):
+        build_defence(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gaussian+topk",
+        "gaussian+topk:feedback=true",
+        "topk+gaussian:clip=inf",  # states no epsilon
+        "topk+gaussian:sigma=0",
+        "topk:ratio=0+gaussian",
+        "gaussian+topk+quantise",
+        "topk+secagg",
+        "gaussian+secagg",
+        "quantise+secagg:clients=1",
+        "selective-encryption:common=true+secagg",
+        "local-steps+large-batch+gaussian+topk+quantise+selective-encryption",
+    ],
+)
+def test_pipelines_that_are_allowed(spec: str):
+    assert isinstance(build_defence(spec), Pipeline)
+
+
+def test_the_order_of_stages_is_the_documents():
+    assert STAGES == ("data", "model", "sample", "gradient", "update", "encoding", "aggregate")
+    for early, late in pairwise(STAGES):
+        check([member("one", early), member("two", late)])
+        with pytest.raises(UsageError, match=r"Write one\+two"):
+            check([member("two", late), member("one", early)])
+
+
+def test_a_pipeline_has_the_traits_of_its_members():
+    for trait in TRAITS:
+        default = getattr(Defence, trait)
+        if trait == "common_support":
+            continue
+        odd = member("odd", **{trait: not default})
+        assert getattr(Pipeline([Defence(), odd]), trait) is not default, trait
+        assert getattr(Pipeline([Defence(), Defence()]), trait) is default, trait
+    common = member("common", data_dependent_mask=True, common_support=True)
+    assert Pipeline([Defence(), common]).common_support
+    assert not Pipeline([common, PRUNE]).common_support
+
+
+def test_the_plain_defence_claims_nothing():
+    assert {trait: getattr(Defence(), trait) for trait in TRAITS} == {trait: trait == "linear" for trait in TRAITS}
+
+
+# Rule 8: buffers of batch normalisation never travel
+
+
+def noted() -> tuple[nn.Module, Batch]:
+    model = build_model("resnet10:width=4", input_shape=SHAPE, num_classes=4, seed=0)
+    source = generator(0, "images")
+    return model, Batch(torch.rand(4, *SHAPE, generator=source), torch.randint(4, (4,), generator=source))
+
+
+def buildable() -> list[str]:
+    names = []
+    for name in DEFENCES.names():
+        try:
+            built = build_defence(name)
+        except FedsealError:  # needs an option, such as a file
+            continue
+        names.append(name)
+        del built
+    return names
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("name", buildable())
+def test_batch_statistics_never_travel(name: str, steps: int):
+    model, batch = noted()
+    defence = build_defence(name)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            wrapped = defence.wrap_model(model)
+            config = RoundConfig(local_steps=steps, bn_mode="train-exact-stats")
+            done = client_round(wrapped, [batch] * steps, config, defence, generator(0))
+        except FedsealError as error:
+            pytest.skip(str(error))
+    buffers = {key for key, _ in wrapped.named_buffers()}
+    assert buffers or not any(isinstance(module, _BatchNorm) for module in wrapped.modules())  # replaced under DP
+    assert buffers or name != "none"
+    trainable = {key for key, p in wrapped.named_parameters() if p.requires_grad}
+    sent = decode(encode(done.update.tensors))
+    assert set(sent) <= trainable
+    assert not set(sent) & buffers
+    statistics = [value for pair in done.bn_statistics.values() for value in pair]
+    for tensor in sent.values():
+        assert not any(same_values(tensor, value) for value in statistics)
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.equal(one, other))
