@@ -129,16 +129,16 @@ def show(console: Console, model: str, results: list[Measured]) -> None:
     """Print one model's table, cheapest defence first, then what was skipped."""
     table = Table(title=f"{model}: client time, defended / undefended")
     table.add_column("defence", no_wrap=True, min_width=20)
-    for heading in ("ratio", "±", "ms", "plain", "hooks", "B/param", "pairs"):
+    for heading in ("ratio", "±", "ms", "plain", "hooks", "B/par.", "pairs"):
         table.add_column(heading, justify="right")
     for one in sorted((one for one in results if one.ratio is not None), key=lambda one: one.ratio or 0.0):
         table.add_row(
             one.defence,
             f"{one.ratio:.2f}x",
             f"{one.spread:.2f}",
-            f"{1e3 * (one.seconds or 0):.1f}",
-            f"{1e3 * (one.plain_seconds or 0):.1f}",
-            f"{1e3 * (one.hook_seconds or 0):.1f}",
+            f"{1e3 * (one.seconds or 0):,.0f}",
+            f"{1e3 * (one.plain_seconds or 0):,.0f}",
+            f"{1e3 * (one.hook_seconds or 0):,.0f}",
             f"{one.bytes_per_parameter:.3f}",
             str(one.repeats),
         )

@@ -70,7 +70,7 @@ def test_noise_lies_where_the_fisher_information_is_largest():
 def test_the_noise_has_the_deviation_of_the_risk():
     g = {name: torch.zeros_like(t) for name, t in gradient().items()}
     sent = Outpost(beta=0, noise=0.8, phi=100).on_gradient(g, context(generator(0)))
-    weights = dict(MODEL.named_parameters())["0.weight"]
+    weights = dict(MODEL.named_parameters())["0.weight"].detach()
     assert risk(weights) == pytest.approx(float(weights.var()))
     assert float(sent["0.weight"].std()) == pytest.approx(0.8 * risk(weights), rel=0.05)
 

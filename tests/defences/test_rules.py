@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -133,6 +133,34 @@ def test_a_rule_refuses_its_pair_wherever_it_stands_and_says_why(case: Case):
 def test_what_is_right_is_allowed(case: Case):
     for members in case.allowed:
         check(members)
+
+
+@pytest.mark.parametrize("spec", ["soteria+gaussian", "gaussian+soteria", "soteria+dp-sgd", "dp-sgd+soteria"])
+def test_no_order_is_recommended_that_is_refused_as_well(spec: str):
+    with pytest.raises(UsageError) as caught:
+        build_defence(spec)
+    assert "Write" not in str(caught.value)
+    assert "leave one of them out" in str(caught.value).lower()
+
+
+def test_every_order_that_is_recommended_is_allowed():
+    names = [name for name in buildable() if name != "none"]
+    hints = {pair: hint for pair in product(names, names) if (hint := refusal(*pair)) is not None}
+    assert len(hints) > 50
+    assert all(hints.values())
+    for (one, other), hint in hints.items():
+        if hint.startswith("Write"):
+            assert hint.startswith(f"Write {other}+{one}")
+            assert (other, one) not in hints
+
+
+def refusal(one: str, other: str) -> str | None:
+    """Return the hint two defences are refused with, or None if they are allowed."""
+    try:
+        build_defence(f"{one}+{other}")
+    except UsageError as error:
+        return error.hint or ""
+    return None
 
 
 def test_masked_sums_of_sparse_uploads_are_allowed_with_a_remark():

@@ -2,7 +2,7 @@
 
 Per tensor, with g clipped first: u = momentum u + g; v = v + u; the largest entries of v are sent, and both u and v are
 zeroed there (momentum correction and momentum factor masking, Sec. 3.1 and 3.3). During warm-up the share sent falls
-exponentially to its final value. Threat model: honest-but-curious server. Ratio 0 with clip `inf` is the identity, as
+exponentially to its final value. Threat model: honest-but-curious server. Ratio 0 without clip is the identity, as
 masking then clears everything. Departures: an exact selection instead of a threshold from a 1 % sample; warm-up counts
 rounds, not epochs; tensors sent dense are sent like any tensor at ratio 0.
 """
@@ -35,7 +35,7 @@ class DeepGradientCompression(Defence):
         momentum: of the correction; 0 leaves plain accumulation.
         masking: whether momentum is cleared where an entry was sent.
         warmup: rounds in which the share sent falls to 1 - ratio.
-        clip: L2 bound of each round's update before accumulation (the paper: threshold / sqrt(clients)).
+        clip: L2 bound of an update before accumulation (the paper: threshold / sqrt(clients)); none by default.
         dense: whether tensors of at most one dimension, such as biases, are sent whole.
     """
 
@@ -48,10 +48,11 @@ class DeepGradientCompression(Defence):
         momentum: float = 0.9,
         masking: bool = True,
         warmup: int = 0,
-        clip: float = math.inf,
+        clip: float | None = None,
         dense: bool = True,
     ) -> None:
         check_ratio(self.name, ratio)
+        clip = math.inf if clip is None else clip
         if not 0 <= momentum < 1 or warmup < 0 or not clip > 0:
             raise UsageError(
                 f"dgc needs 0 <= momentum < 1, warmup >= 0 and clip > 0, got {momentum:g}, {warmup} and {clip:g}."

@@ -25,7 +25,8 @@ class Rule:
         section: of DEFENCES.md.
         broken: whether the earlier and the later of two members break it.
         because: why, with `{earlier}`, `{later}` and their stages to be filled in.
-        hint: what to write instead, likewise.
+        hint: what to do instead, likewise; where `swap` is true, why the other order is right.
+        swap: the other order is the answer, if no rule stands against that.
         refuses: false if the pair is allowed and the reason becomes a remark.
     """
 
@@ -34,6 +35,7 @@ class Rule:
     broken: Callable[[Defence, Defence], bool]
     because: str
     hint: str = ""
+    swap: bool = False
     refuses: bool = True
 
     def explain(self, earlier: Defence, later: Defence) -> str:
@@ -41,8 +43,13 @@ class Rule:
         return self._fill(self.because, earlier, later)
 
     def advise(self, earlier: Defence, later: Defence) -> str | None:
-        """Return what to do instead, if anything helps."""
-        return self._fill(self.hint, earlier, later) or None
+        """Return what to write instead, never an order that is refused as well."""
+        hint = self._fill(self.hint, earlier, later)
+        if not self.swap:
+            return hint or None
+        if _first_broken(later, earlier):
+            return "They cannot be composed in either order: leave one of them out."
+        return f"Write {later.name}+{earlier.name}{hint}."
 
     @staticmethod
     def _fill(text: str, earlier: Defence, later: Defence) -> str:
@@ -70,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         "15, order",
         lambda earlier, later: STAGES.index(earlier.stage) > STAGES.index(later.stage),
         "{later} acts on the {later_stage} and cannot come after {earlier}, which acts on the {earlier_stage}.",
-        "Write {later}+{earlier}.",
+        swap=True,
     ),
     Rule(
         "one reducer",
@@ -85,7 +92,8 @@ RULES: tuple[Rule, ...] = (
         lambda earlier, later: earlier.keeps_residual and _claims_epsilon(later),
         "{earlier} keeps what it does not send, before {later} adds noise: a later round sends it again, and no "
         "epsilon of {later} covers that.",
-        "Write {later}+{earlier}, so that the residual is of the noised vector.",
+        ", so that the residual is of the noised vector",
+        swap=True,
     ),
     Rule(
         "mask before noise",
@@ -93,7 +101,8 @@ RULES: tuple[Rule, ...] = (
         lambda earlier, later: earlier.data_dependent_mask and _claims_epsilon(later),
         "{earlier} chooses coordinates by the private values before {later} adds noise: where that choice shows, no "
         "epsilon of {later} covers it, and where the noise fills the gaps, nothing is saved.",
-        "Write {later}+{earlier}: after the noise, pruning is free post-processing.",
+        ": after the noise, pruning is free post-processing",
+        swap=True,
     ),
     Rule(
         "private batch after noise",
@@ -101,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         lambda earlier, later: _claims_epsilon(earlier) and later.reads_batch,
         "{later} looks at the private batch again after {earlier} has added noise: that is no post-processing, and "
         "the epsilon of {earlier} is void.",
-        "Write {later}+{earlier} if the stages allow it, or leave one of them out.",
+        swap=True,
     ),
     Rule(
         "plain gradient and per-sample gradients",
@@ -124,7 +133,7 @@ RULES: tuple[Rule, ...] = (
         "15, rule 3",
         lambda earlier, later: earlier.rescales and later.data_dependent_mask,
         "{earlier} makes all magnitudes alike, so {later} would choose by nothing.",
-        "Write {later}+{earlier}.",
+        swap=True,
     ),
     Rule(
         "linear aggregation",
@@ -171,6 +180,10 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """All rules; the first that is broken is the one that is explained."""
+
+
+def _first_broken(earlier: Defence, later: Defence) -> Rule | None:
+    return next((rule for rule in RULES if rule.refuses and rule.broken(earlier, later)), None)
 
 
 def check(members: Sequence[Defence]) -> None:
