@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fedseal.audit.scenario import Scenario, validate_scenario
+from fedseal.audit.runner import run_audit
+from fedseal.audit.scenario import ClientConfig, Scenario, validate_scenario
 from fedseal.audit.setup import Setup, build_setup
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundContext, RoundShape
@@ -92,3 +94,17 @@ def test_updates_of_different_kinds_do_not_aggregate() -> None:
     with pytest.raises(InputError, match="no updates"):
         mean_update([])
     assert Scenario().client.aggregate == 1
+
+
+def test_defences_that_mix_labels_are_audited_too(tmp_path: Path) -> None:
+    scenario = Scenario(
+        data="digits",
+        model="mlp",
+        client=ClientConfig(batch_size=4),
+        attacks=("first-layer",),
+        defences=("mixup", "instahide"),
+        targets=1,
+    )
+    records = run_audit([scenario], tmp_path).records
+    assert [record.status for record in records] == ["ok"] * 4
+    assert all(record.psnr_fed is not None for record in records)

@@ -15,6 +15,7 @@ from fedseal.audit.plan import Job
 from fedseal.audit.records import TrialRecord
 from fedseal.audit.setup import Setup, Target, make_aware
 from fedseal.core.attack import ATTACKS, Budget
+from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
@@ -125,7 +126,8 @@ class TrialRunner:
         """Score against what the model was fed, where a defence changed it."""
         if torch.equal(target.fed.images, target.originals.images):
             return None
-        return score(target.fed, reconstruction.images, reconstruction.labels, None).psnr
+        fed = Batch(target.fed.images, target.originals.labels)  # mixed labels are shares, and are not scored here
+        return score(fed, reconstruction.images, reconstruction.labels, None).psnr
 
     def _chance(self, number: int, target: Target) -> dict[str, tuple[float, ...]]:
         key = (number, len(target.originals))
