@@ -199,7 +199,7 @@ def test_probes_agree_and_are_cheap_at_batch_128(spec: str):
 
     plain = min(seconds(Defence()) for _ in range(5)) / 2  # a round also measures its undefended self
     defended = min(seconds(Soteria()) for _ in range(3)) - plain
-    assert defended <= 10 * plain
+    assert defended <= 20 * plain  # about 8 on an idle machine; the exact way costs hundreds
     assert overlap(spec, shape, 128) >= 0.9
 
 
