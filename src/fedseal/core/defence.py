@@ -1,9 +1,9 @@
 """The contract of a defence: optional hooks along a client's round, state, a cost report, and an attacker's view.
 
 Order of hooks: `reshape`, `wrap_model` and `prepare` once; in a round `on_batch`, `extra_loss`, `on_sample_grads`,
-`on_gradient`, `on_update`; server side `server_view` of each upload, `on_aggregate` of their mean. At zero strength
-every hook returns its input bit for bit. State is per client: one instance serves one client and can be saved and
-restored between rounds.
+`on_gradient`, `on_update`; then `broadcast`, whose message the round's other clients `receive`; server side
+`server_view` of each upload, `on_aggregate` of their mean. At zero strength every hook returns its input bit for bit.
+State is per client: one instance serves one client and can be saved and restored between rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class RoundContext:
         step: number of the local step within it, from 0.
         learning_rate: the client's.
         client: its name; states of different clients never meet.
-        batch: what the model was fed in this step; None outside of steps.
+        batch: what the model was fed in this step, in `on_update` in the last one; None before there is one.
+        kind: whether the round's update is a gradient or a weight change.
     """
 
     model: nn.Module
@@ -59,6 +60,7 @@ class RoundContext:
     learning_rate: float = 0.1
     client: str = "client-0"
     batch: Batch | None = None
+    kind: Literal["gradient", "delta"] = "gradient"
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ class AttackerView:
         noise: law of the additive noise, when there is one.
         read: maps the observed update to what the attacker matches instead: what can be undone in closed form is
             undone, what only misleads is left out.
+        penalty: maps a dummy gradient and the observed update to what its contradiction of the defence's rule costs, 0
+            if there is none and of order 1 at most; for what is known of coordinates that were not sent.
+        image_prior: maps images [B, C, H, W] in [0, 1] to what their look costs, given what the defence does to images.
+        personal: `simulate` or `penalty` holds what was learnt of one client and serves no other observation.
     """
 
     name: str
@@ -137,6 +143,9 @@ class AttackerView:
     simulate: Callable[[Tensors, Tensors], Tensors] = lambda gradient, observed: gradient
     noise: NoiseLaw | None = None
     read: Callable[[Tensors], Tensors] = lambda observed: observed
+    penalty: Callable[[Tensors, Tensors], Tensor] | None = None
+    image_prior: Callable[[Tensor], Tensor] | None = None
+    personal: bool = False
 
     def describe(self) -> str:
         """Return the view in words for the knowledge ledger."""
@@ -178,6 +187,10 @@ class Defence:
     reads_batch: bool = False
     masks_upload: bool = False
 
+    def uses(self, hook: str) -> bool:
+        """Return whether the defence does anything in the hook of that name; what it does not use can be skipped."""
+        return getattr(type(self), hook) is not getattr(Defence, hook)
+
     def reshape(self, shape: RoundShape) -> RoundShape:
         """Return how much data is to be behind an update; for defences that are a matter of configuration."""
         return shape
@@ -210,6 +223,16 @@ class Defence:
         """Transform the update of the round (a gradient, or a weight change)."""
         return update
 
+    def broadcast(self) -> Tensors | None:
+        """Return what this client tells the others of its round, or None.
+
+        The federation asks after the client's `on_update`, before the round's next client begins. The server sees it.
+        """
+        return None
+
+    def receive(self, message: Tensors, round_number: int) -> None:
+        """Take what another client of the round has broadcast, before or after one's own turn."""
+
     def server_view(self, update: Tensors) -> Tensors:
         """Return what the server can read of one client's upload; encrypted entries are zero."""
         return update
@@ -217,6 +240,10 @@ class Defence:
     def on_aggregate(self, update: Tensors) -> Tensors:
         """Transform the server's aggregate."""
         return update
+
+    def own_model(self, model: nn.Module) -> nn.Module:
+        """Return the global model as this client uses it, which may hold parts that never leave the client."""
+        return model
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state kept between rounds."""
@@ -239,6 +266,7 @@ class Defence:
 def merge_reports(reports: list[CostReport], **measured: Any) -> CostReport:
     """Combine the reports of a pipeline's members: costs add up, remarks are kept, `measured` figures win."""
     merged = CostReport(
+        bytes_down=_first(r.bytes_down for r in reports),
         seconds=sum(r.seconds for r in reports),
         extra_passes=sum(r.extra_passes for r in reports),
         state_bytes=sum(r.state_bytes for r in reports),

@@ -63,6 +63,10 @@ class Pipeline(Defence):
         """Whether a member reduces per-sample gradients itself."""
         return self._reducer is not None
 
+    def uses(self, hook: str) -> bool:
+        """Return whether any member does anything in the hook."""
+        return any(member.uses(hook) for member in self.members)
+
     def reshape(self, shape: RoundShape) -> RoundShape:
         """Reshape by each member in turn."""
         for member in self.members:
@@ -110,6 +114,21 @@ class Pipeline(Defence):
             update = member.on_update(update, context)
         return update
 
+    def broadcast(self) -> Tensors | None:
+        """Gather the members' messages, names prefixed by position."""
+        told = {
+            f"{index}.{key}": value
+            for index, member in enumerate(self.members)
+            for key, value in (member.broadcast() or {}).items()
+        }
+        return told or None
+
+    def receive(self, message: Tensors, round_number: int) -> None:
+        """Hand each member its own part of a message."""
+        for index, member in enumerate(self.members):
+            if own := _part(message, index):
+                member.receive(own, round_number)
+
     def server_view(self, update: Tensors) -> Tensors:
         """Hide what any member hides."""
         for member in self.members:
@@ -122,6 +141,12 @@ class Pipeline(Defence):
             update = member.on_aggregate(update)
         return update
 
+    def own_model(self, model: nn.Module) -> nn.Module:
+        """Let each member put in what it keeps."""
+        for member in self.members:
+            model = member.own_model(model)
+        return model
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all members' states, keys prefixed by position."""
         return {
@@ -133,8 +158,7 @@ class Pipeline(Defence):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore all members' states."""
         for index, member in enumerate(self.members):
-            prefix = f"{index}."
-            member.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            member.load_state_dict(_part(state, index))
 
     def report(self) -> CostReport:
         """Add up the members' reports, and remark on what their composition means."""
@@ -142,7 +166,7 @@ class Pipeline(Defence):
         return replace(merged, remarks=merged.remarks + rules.remarks(self.members))
 
     def attacker_view(self) -> AttackerView:
-        """Chain the members' simulations, and undo in reverse; the last noise law is the one that is seen."""
+        """Chain the members' simulations, and undo in reverse; the last noise law or penalty is the one that is seen."""
         views = [member.attacker_view() for member in self.members]
 
         def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
@@ -157,7 +181,22 @@ class Pipeline(Defence):
 
         parameters = {f"{view.name}.{key}": value for view in views for key, value in view.parameters.items()}
         noise = next((view.noise for view in reversed(views) if view.noise), None)
-        return AttackerView("+".join(view.name for view in views), parameters, simulate, noise, read)
+        return AttackerView(
+            "+".join(view.name for view in views),
+            parameters,
+            simulate,
+            noise,
+            read,
+            next((view.penalty for view in reversed(views) if view.penalty), None),
+            next((view.image_prior for view in views if view.image_prior), None),
+            any(view.personal for view in views),
+        )
+
+
+def _part(tensors: Tensors, index: int) -> dict[str, Tensor]:
+    """Return what is prefixed by a member's position, without the prefix."""
+    prefix = f"{index}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def build_defence(text: str) -> Defence:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from fedseal.attacks.matching.kinks import FrozenKinks
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
 from fedseal.core.tensors import Tensors, flatten, unflatten
+from fedseal.models.kinks import FrozenKinks
 
 SecondOrder: TypeAlias = Literal["auto", "exact", "finite-difference"]
 
@@ -82,7 +82,7 @@ class Exact:
         flat = torch.cat([g.reshape(-1) for g in dummy])
         distance, chosen = problem.distance(flat, lanes.observed[0], None if selections is None else selections[0])
         total = distance * weight
-        if not problem.priors.are_absent:
+        if problem.has_prior:
             total = total + problem.prior(inputs, captured)
         (gradient,) = torch.autograd.grad(total, variable)
         selection = flat.new_zeros(0) if chosen is None else chosen
@@ -130,7 +130,7 @@ class FiniteDifference:
         parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
         with kinks:
             loss, (captured, inputs) = problem.loss(parameters, z, labels)
-        prior = None if problem.priors.are_absent else problem.prior(inputs, captured)
+        prior = problem.prior(inputs, captured) if problem.has_prior else None
         wanted = [*parameters.values()] if self._central else [*parameters.values(), z]
         gradients = torch.autograd.grad(loss, wanted, retain_graph=prior is not None)
         dummy = dict(zip(parameters, gradients, strict=False))

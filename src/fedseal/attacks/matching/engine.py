@@ -106,6 +106,9 @@ class MatchingAttack(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Attack observations of one model as lanes of one batch, `restarts` consecutive lanes each."""
+        if len(observations) > 1 and any(_is_personal(observation) for observation in observations):
+            alone = zip(observations, seeds, strict=True)
+            return [self.run_many([observation], budget, [seed])[0] for observation, seed in alone]
         started = time.perf_counter()
         _refuse_mixture(observations)
         for observation in observations:
@@ -166,6 +169,7 @@ class MatchingAttack(Attack):
             view=knowledge.defence,
             scale=update_scale(observation),
             clients=knowledge.clients or 1,
+            normalisation=input_normalisation(observation),
             unroll=_unroll(observation, config.local_steps),
         )
 
@@ -357,6 +361,12 @@ def _known_statistics(observation: Observation, priors: Priors) -> Statistics | 
         for name, module in observation.model.named_modules()
         if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
     } or None
+
+
+def _is_personal(observation: Observation) -> bool:
+    """Tell whether what is known of the defence serves this observation only."""
+    view = observation.knowledge.defence
+    return view is not None and view.personal
 
 
 def _refuse_mixture(observations: Sequence[Observation]) -> None:

@@ -8,14 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
-from torch.nn import functional as F
 
 from fedseal.attacks.matching.captures import Captured, CaptureHooks, nothing_captured
 from fedseal.attacks.matching.objectives import Layout, Objective, ProductObjective
 from fedseal.attacks.matching.parameterisation import Parameterisation
 from fedseal.attacks.matching.priors import Priors, Statistics
+from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import AttackerView
 from fedseal.core.tensors import Tensors, flatten, unflatten
+from fedseal.federation.loss import classification_loss
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class MatchingProblem:
         view: what a defence-aware attacker simulates; None for a naive one.
         scale: the update is `scale` times a gradient; views simulate on updates.
         clients: number of clients behind an aggregate; each normalises its own batch.
+        normalisation: between images and dummy inputs, for the view's image prior.
         unroll: simulate local steps; None reads the update as one mean gradient.
     """
 
@@ -85,6 +87,7 @@ class MatchingProblem:
         view: AttackerView | None = None,
         scale: float = 1.0,
         clients: int = 1,
+        normalisation: Normalisation = IDENTITY,
         unroll: Unroll | None = None,
     ) -> None:
         self.model = model
@@ -101,6 +104,7 @@ class MatchingProblem:
         self._view = view
         self._scale = scale
         self._clients = clients
+        self._normalisation = normalisation
         self._hooks = None
         if priors.needs_captures:
             self._hooks = CaptureHooks(model, statistics=priors.needs_statistics, activations=priors.activation > 0)
@@ -149,7 +153,8 @@ class MatchingProblem:
         simulated = self._simulate(dummy, observed)
         if selection is None:
             selection = self._objective.select(simulated, observed, self.layout)
-        return self._objective.distance(simulated, observed, self.layout, selection), selection
+        distance = self._objective.distance(simulated, observed, self.layout, selection)
+        return distance + self._penalty(dummy, observed), selection
 
     @property
     def product_objective(self) -> ProductObjective | None:
@@ -158,7 +163,15 @@ class MatchingProblem:
 
     def prior(self, inputs: Tensor, captured: Captured) -> Tensor:
         """Return the prior terms of one lane's dummy inputs."""
-        return self.priors.value(inputs, captured, self._statistics)
+        value = self.priors.value(inputs, captured, self._statistics)
+        if self._view is not None and self._view.image_prior is not None:
+            value = value + self._view.image_prior(self._normalisation.undo(inputs))
+        return value
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether anything is believed of the images before the update is seen."""
+        return not self.priors.are_absent or (self._view is not None and self._view.image_prior is not None)
 
     def value(
         self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
@@ -167,13 +180,13 @@ class MatchingProblem:
         dummy, captured, inputs = self.update(z, labels)
         distance, chosen = self.distance(dummy, observed, selection)
         total = distance * weight
-        if not self.priors.are_absent:
+        if self.has_prior:
             total = total + self.prior(inputs, captured)
         return total, dummy.new_zeros(0) if chosen is None else chosen
 
     def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(self.model, dict(parameters), (inputs,))
-        return F.cross_entropy(logits, target, reduction=self._reduction)
+        return classification_loss(logits, target, self._reduction)
 
     def _unrolled(self, unroll: Unroll, z: Tensor, labels: Tensor | None) -> tuple[Tensor, Captured, Tensor]:
         """Simulate SGD steps with the graph kept (Inverting Gradients, federated averaging)."""
@@ -187,6 +200,12 @@ class MatchingProblem:
             weights = {name: value - unroll.learning_rate * step[name] for name, value in weights.items()}
         change = {name: (weights[name] - value) / self._scale for name, value in self.parameters.items()}
         return flatten(change), captured, inputs
+
+    def _penalty(self, dummy: Tensor, observed: Tensor) -> Tensor:
+        if self._view is None or self._view.penalty is None:
+            return dummy.new_zeros(())
+        seen = unflatten(observed * self._scale, self.parameters)
+        return self._view.penalty(unflatten(dummy * self._scale, self.parameters), seen)
 
     def _simulate(self, dummy: Tensor, observed: Tensor) -> Tensor:
         if self._view is None:

@@ -1,0 +1,69 @@
+"""Activations read backwards: from an output h to the input z before it, and to the slope there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_OPEN = 1e-12
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """An activation seen from its output.
+
+    Attributes:
+        forward: z -> h.
+        inverse: h -> z, meaningful where `known`.
+        slope: h -> dh/dz.
+        known: h -> where z follows from h, as a mask.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    known: Callable[[Tensor], Tensor] = lambda h: torch.ones_like(h, dtype=torch.bool)
+
+
+def _unchanged(value: Tensor) -> Tensor:
+    return value
+
+
+IDENTITY = Inverse(_unchanged, _unchanged, torch.ones_like)
+
+
+def inverse_of(module: nn.Module) -> Inverse | None:
+    """Return how to read an activation module backwards; None if it is none, or loses too much."""
+    if isinstance(module, nn.Sigmoid):
+        return Inverse(torch.sigmoid, lambda h: torch.logit(h.clamp(_OPEN, 1 - _OPEN)), lambda h: h * (1 - h))
+    if isinstance(module, nn.Tanh):
+        return Inverse(torch.tanh, lambda h: torch.atanh(h.clamp(-1 + _OPEN, 1 - _OPEN)), lambda h: 1 - h.square())
+    if isinstance(module, nn.LeakyReLU):
+        return _leaky(module.negative_slope)
+    if isinstance(module, nn.ELU):
+        return _elu(module.alpha)
+    if isinstance(module, nn.ReLU):
+        return Inverse(torch.relu, _unchanged, lambda h: (h > 0).to(h.dtype), lambda h: h > 0)
+    return None
+
+
+def _leaky(negative: float) -> Inverse:
+    if negative <= 0:
+        return Inverse(lambda z: F.leaky_relu(z, negative), _unchanged, lambda h: (h > 0).to(h.dtype), lambda h: h > 0)
+    return Inverse(
+        lambda z: F.leaky_relu(z, negative),
+        lambda h: torch.where(h > 0, h, h / negative),
+        lambda h: torch.where(h > 0, torch.ones_like(h), torch.full_like(h, negative)),
+    )
+
+
+def _elu(alpha: float) -> Inverse:
+    return Inverse(
+        lambda z: F.elu(z, alpha),
+        lambda h: torch.where(h > 0, h, torch.log1p((h / alpha).clamp(min=-1 + _OPEN))),
+        lambda h: torch.where(h > 0, torch.ones_like(h), (h + alpha).clamp(min=_OPEN)),
+    )

@@ -1,0 +1,184 @@
+"""`rgap`: rebuild the input of each layer from the last to the first, by linear algebra in double precision.
+
+Threat model: passive server, one image behind the gradient, a network that is a chain of convolutions, linear layers
+and pointwise activations. Departures: biases are used where there are any; softmax cross-entropy beside the paper's
+logistic loss; ReLU is taken too, by its active units; the small systems of `convolution` instead of one large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedseal.attacks.rgap.chain import Stage, read_chain
+from fedseal.attacks.rgap.convolution import Inverted, invert_directly, invert_iteratively, is_small
+from fedseal.attacks.rgap.head import HeadSolution, solve_head
+from fedseal.attacks.server_view import attack_model, estimated_gradient, image_count, input_normalisation
+from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.errors import CapabilityError, InputError, TrialError
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.tensors import Tensors
+
+Report = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """An input [C, H, W], the label, and what each layer left undetermined, by name."""
+
+    inputs: Tensor
+    label: int
+    undetermined: dict[str, int]
+    misfit: float
+
+
+@ATTACKS.register(
+    "rgap",
+    Info(
+        "rebuild one image layer by layer in closed form",
+        paper="Zhu and Blaschko, ICLR 2021",
+        threat="passive",
+        needs=("batch_size",),
+    ),
+)
+class RecursiveAttack(Attack):
+    """Solves for the input of each layer, from the last one to the image.
+
+    Args:
+        iterations: of conjugate gradients, in layers too large to factorise.
+        cutoff: singular values below this share of the largest count as none.
+        report_every: iterations between two reports to the listener.
+    """
+
+    needs = frozenset({"batch_size"})
+
+    def __init__(self, iterations: int = 400, cutoff: float = 1e-7, report_every: int = 3) -> None:
+        if iterations < 1 or not 0 < cutoff < 1 or report_every < 1:
+            raise InputError("rgap needs iterations >= 1, 0 < cutoff < 1 and report_every >= 1.")
+        self._iterations = iterations
+        self._cutoff = cutoff
+        self._report_every = report_every
+
+    def check(self, observation: Observation) -> None:
+        """Refuse several images, and models that are no chain."""
+        super().check(observation)
+        if image_count(observation) != 1:
+            raise CapabilityError(
+                f"R-GAP rebuilds one image; {image_count(observation)} are behind this update.",
+                hint="Use a matching attack such as `ig` for batches.",
+            )
+        read_chain(attack_model(observation), observation.knowledge.input_shape)
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Attack one observation after the other; the model is read once."""
+        first = observations[0]
+        for observation in observations:
+            if image_count(observation) != 1:
+                self.check(observation)
+        stages = read_chain(attack_model(first), first.knowledge.input_shape)
+        shown = torch.full((len(observations), 1, *first.knowledge.input_shape), 0.5)
+        found = []
+        for target, observation in enumerate(observations):
+
+            def report(step: int, inputs: Tensor, target: int = target, observation: Observation = observation) -> None:
+                if listener is not None and step % self._report_every == 0:
+                    shown[target, 0] = _to_image(observation, inputs)
+                    listener(target / len(observations), shown)
+
+            found.append(self._attack(observation, stages, budget, report))
+        return found
+
+    def _attack(self, observation: Observation, stages: list[Stage], budget: Budget, report: Report) -> Reconstruction:
+        started = time.perf_counter()
+        gradient = {name: value.double() for name, value in estimated_gradient(observation).items()}
+        last = stages[-1]
+        heads = solve_head(last, gradient[_weight(last)], gradient.get(_bias(last)))
+        iterations = budget.iterations or self._iterations
+        rebuilt = [self._rebuild(stages, gradient, head, iterations, report) for head in heads]
+        best = min(rebuilt, key=lambda one: one.misfit)
+        if not bool(torch.isfinite(best.inputs).all()):
+            raise TrialError("R-GAP's linear systems have no finite solution.", hint="The update may be defended.")
+        notes = tuple(
+            f"layer `{name}` leaves {count:,} of its inputs undetermined: no attack can be exact below it"
+            for name, count in best.undetermined.items()
+            if count
+        )
+        return Reconstruction(
+            _to_image(observation, best.inputs)[None],
+            torch.tensor([best.label]),
+            best.misfit,
+            seconds=time.perf_counter() - started,
+            notes=notes,
+        )
+
+    def _rebuild(
+        self, stages: list[Stage], gradient: Tensors, head: HeadSolution, iterations: int, report: Report
+    ) -> Rebuilt:
+        features, slope = head.features, head.slope
+        undetermined: dict[str, int] = {}
+        below = stages[-1]
+        for stage in reversed(stages[:-1]):
+            outputs = features.reshape(stage.output_shape)
+            slope = below.apply_transposed(slope.reshape(1, *below.output_shape))[0].reshape(stage.output_shape)
+            slope = slope * stage.activation.slope(outputs)
+            inverted = self._invert(stage, slope, gradient[_weight(stage)], outputs, iterations, report)
+            undetermined[stage.name] = inverted.undetermined
+            features, below = inverted.inputs, stage
+        inputs = features.reshape(stages[0].input_shape)
+        return Rebuilt(inputs, _label(head), undetermined, _misfit(stages, inputs, head))
+
+    def _invert(
+        self, stage: Stage, slope: Tensor, gradient: Tensor, outputs: Tensor, iterations: int, report: Report
+    ) -> Inverted:
+        if len(stage.output_shape) == 1:
+            energy = slope.square().sum().clamp(min=1e-300)
+            return Inverted((slope @ gradient / energy).view(stage.input_shape), 0)
+        known = stage.activation.known(outputs)
+        z = stage.activation.inverse(outputs)
+        if stage.bias is not None:
+            z = z - stage.bias[:, None, None]
+        if is_small(stage):
+            inverted = invert_directly(stage, slope, gradient, z, known, self._cutoff)
+            if inverted is not None:
+                return inverted
+        return invert_iteratively(stage, slope, gradient, z, known, iterations, report)
+
+
+def _misfit(stages: list[Stage], inputs: Tensor, head: HeadSolution) -> float:
+    """Return how far the features of the rebuilt image are from those the last layer gave away, relatively."""
+    features = inputs[None]
+    for stage in stages[:-1]:
+        outputs = stage.biased(stage.apply(features.view(1, *stage.input_shape)))
+        features = stage.activation.forward(outputs)
+    return float((features.reshape(-1) - head.features).norm() / head.features.norm().clamp(min=1e-300))
+
+
+def _label(head: HeadSolution) -> int:
+    """Return the only class whose logit the loss wants larger; with one logit, 1 or 0."""
+    return int(head.slope[0] < 0) if len(head.slope) == 1 else int(head.slope.argmin())
+
+
+def _weight(stage: Stage) -> str:
+    return f"{stage.name}.weight" if stage.name else "weight"
+
+
+def _bias(stage: Stage) -> str:
+    return f"{stage.name}.bias" if stage.name else "bias"
+
+
+def _to_image(observation: Observation, inputs: Tensor) -> Tensor:
+    like = next(iter(observation.parameters.values()))
+    dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
+    return input_normalisation(observation).undo(inputs.to(dtype)).clamp(0, 1)

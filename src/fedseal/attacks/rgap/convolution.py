@@ -1,0 +1,212 @@
+"""One convolution inverted: its input from its weight gradient and its output, by least squares.
+
+With k = dL/dz the gradient obeys dW[o, i, a, b] = sum_p k[o, p] x[i, stride p + (a, b) - padding]: linear in x, the
+same matrix for every input channel i, and separate for each class of pixels modulo the stride. So what R-GAP solves as
+one large system falls apart into a few small ones. What they leave undetermined follows from the weight rows W x = z.
+Layers too large for that are solved by conjugate gradients on both kinds of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedseal.attacks.rgap.chain import Stage
+
+_DENSE_PIXELS = 400
+_DENSE_WORK = 350_000_000
+_SETTLED = 1e-26
+
+
+@dataclass(frozen=True)
+class PixelClass:
+    """The pixels of one residue modulo the stride, and the kernel taps that touch them.
+
+    Attributes:
+        rows, columns: of the pixels.
+        row_taps, column_taps: of the kernel.
+        system: [O * taps, pixels], maps a channel's pixels to that channel's weight gradient.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    row_taps: list[int]
+    column_taps: list[int]
+    system: Tensor
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """A layer's input [C, H, W], and how many of its entries the gradient and weight rows left undetermined."""
+
+    inputs: Tensor
+    undetermined: int
+
+
+def pixel_classes(stage: Stage, slope: Tensor) -> Iterator[PixelClass]:
+    """Yield the separate systems behind a convolution's weight gradient, for slopes [O, h, w] of the loss."""
+    _, height, width = stage.input_shape
+    outputs = len(slope)
+    kernel = stage.weight.shape[2:]
+    padded = F.pad(slope, (0, 1, 0, 1))
+    for row_residue in range(stage.stride[0]):
+        rows, row_taps, row_index = _axis(row_residue, height, kernel[0], stage.stride[0], stage.padding[0])
+        for column_residue in range(stage.stride[1]):
+            columns, column_taps, column_index = _axis(
+                column_residue, width, kernel[1], stage.stride[1], stage.padding[1]
+            )
+            picked = padded[:, row_index][..., column_index]
+            system = picked.permute(0, 1, 3, 2, 4).reshape(outputs * len(row_taps) * len(column_taps), -1)
+            yield PixelClass(rows, columns, row_taps, column_taps, system)
+
+
+def _axis(residue: int, size: int, kernel: int, stride: int, padding: int) -> tuple[Tensor, list[int], Tensor]:
+    """Return the pixels of a residue, the taps that touch them, and which output each pair meets, [taps, pixels].
+
+    An output outside the map is given as its size, where the slopes are padded by zero.
+    """
+    pixels = torch.arange(residue, size, stride)
+    taps = [tap for tap in range(kernel) if (tap - padding - residue) % stride == 0]
+    outputs = (size + 2 * padding - kernel) // stride + 1
+    index = (pixels[None] + padding - torch.tensor(taps, dtype=torch.long)[:, None]) // stride
+    return pixels, taps, index.where((index >= 0) & (index < outputs), torch.tensor(outputs))
+
+
+def is_small(stage: Stage) -> bool:
+    """Return whether the separate systems of a convolution are cheap to factorise and leave little open."""
+    channels, height, width = stage.input_shape
+    if height * width > _DENSE_PIXELS * stage.stride[0] * stage.stride[1]:
+        return False
+    parts = pixel_classes(stage, stage.weight.new_empty(stage.output_shape))
+    unknowns = channels * sum(max(0, p.system.shape[1] - p.system.shape[0]) for p in parts)
+    return _is_cheap(stage, unknowns)
+
+
+def _is_cheap(stage: Stage, unknowns: int) -> bool:
+    """Return whether the weight rows can be solved densely for so many unknowns."""
+    return math.prod(stage.output_shape) * unknowns**2 <= _DENSE_WORK
+
+
+def invert_directly(
+    stage: Stage, slope: Tensor, gradient: Tensor, preactivation: Tensor, known: Tensor, cutoff: float
+) -> Inverted | None:
+    """Solve a small convolution: gradient rows by singular values, what they leave open by weight rows.
+
+    Args:
+        stage: the convolution.
+        slope: dL/dz [O, h, w].
+        gradient: dL/dW [O, I, a, b].
+        preactivation: z without bias [O, h, w].
+        known: where z is known.
+        cutoff: singular values below this share of the largest count as none.
+
+    Returns:
+        The input, or None if too much is left open for a dense solution.
+    """
+    channels, height, width = stage.input_shape
+    inputs = slope.new_zeros(channels, height, width)
+    open_directions = []
+    for part in pixel_classes(stage, slope):
+        shape = (len(part.rows), len(part.columns))
+        seen = gradient[:, :, part.row_taps][..., part.column_taps].permute(0, 2, 3, 1).reshape(-1, channels)
+        is_wide = part.system.shape[0] < part.system.shape[1]
+        left, values, right = torch.linalg.svd(part.system, full_matrices=is_wide)
+        rank = int((values > cutoff * values.max().clamp(min=1e-300)).sum()) if values.numel() else 0
+        solved = right[:rank].T @ ((left[:, :rank].T @ seen) / values[:rank, None])
+        inputs[:, part.rows[:, None], part.columns] = solved.T.reshape(channels, *shape)
+        basis = slope.new_zeros(part.system.shape[1] - rank, height, width)
+        basis[:, part.rows[:, None], part.columns] = right[rank:].reshape(-1, *shape)
+        open_directions.append(basis)
+    basis = torch.cat(open_directions)
+    if not _is_cheap(stage, channels * len(basis)):
+        return None
+    if not len(basis):
+        return Inverted(inputs, 0)
+    columns = _weight_rows(stage, basis)[known.reshape(-1)]
+    missing = (preactivation - stage.apply(inputs[None])[0])[known]
+    solution = torch.linalg.lstsq(columns, missing[:, None], rcond=cutoff, driver="gelsy")
+    share = solution.solution.view(channels, len(basis))
+    undetermined = channels * len(basis) - int(solution.rank)
+    return Inverted(inputs + torch.einsum("cr,rhw->chw", share, basis), undetermined)
+
+
+def _weight_rows(stage: Stage, basis: Tensor) -> Tensor:
+    """Return W on each basis image [R, H, W] in each channel, as columns: [O h w, C R]."""
+    channels, outputs = stage.input_shape[0], len(stage.weight)
+    kernels = stage.weight.transpose(0, 1).reshape(channels * outputs, 1, *stage.weight.shape[2:])
+    images = F.conv2d(basis[:, None], kernels, None, stage.stride, stage.padding)
+    separate = images.view(len(basis), channels, outputs, *stage.output_shape[1:])
+    return separate.permute(2, 3, 4, 1, 0).reshape(-1, channels * len(basis))
+
+
+def gradient_system(stage: Stage, slope: Tensor) -> Tensor:
+    """Return the matrix [O a b, H W] from one input channel to its weight gradient."""
+    _, height, width = stage.input_shape
+    outputs, _, rows, columns = stage.weight.shape
+    system = slope.new_zeros(outputs, rows, columns, height, width)
+    for part in pixel_classes(stage, slope):
+        sizes = (outputs, len(part.row_taps), len(part.column_taps), len(part.rows), len(part.columns))
+        taps, pixels = torch.tensor(part.row_taps), part.rows
+        system[
+            :,
+            taps[:, None, None, None],
+            torch.tensor(part.column_taps)[:, None, None],
+            pixels[:, None],
+            part.columns,
+        ] = part.system.view(sizes)
+    return system.view(outputs * rows * columns, height * width)
+
+
+def invert_iteratively(
+    stage: Stage,
+    slope: Tensor,
+    gradient: Tensor,
+    preactivation: Tensor,
+    known: Tensor,
+    iterations: int,
+    report: Callable[[int, Tensor], None],
+) -> Inverted:
+    """Solve a large convolution by conjugate gradients on the normal equations of all rows, from middle grey.
+
+    Both kinds of rows are scaled to the same length. `report` hears of the input [C, H, W] after every step.
+    """
+    channels = stage.input_shape[0]
+    system = gradient_system(stage, slope)
+    mask = known.to(slope)
+    weight_scale = 1 / stage.weight.flatten(1).norm(dim=1).mean().clamp(min=1e-300)
+    gradient_scale = 1 / system.norm(dim=1).mean().clamp(min=1e-300)
+    system = system * gradient_scale
+
+    def rows(x: Tensor) -> tuple[Tensor, Tensor]:
+        return stage.apply(x[None])[0] * mask * weight_scale, x.reshape(channels, -1) @ system.T
+
+    def transposed(weight_part: Tensor, gradient_part: Tensor) -> Tensor:
+        pulled: Tensor = stage.apply_transposed((weight_part * mask * weight_scale)[None])[0]
+        pushed: Tensor = gradient_part @ system
+        return pulled + pushed.view(stage.input_shape)
+
+    x = slope.new_full(stage.input_shape, 0.5)
+    wanted = preactivation * mask * weight_scale, gradient.transpose(0, 1).reshape(channels, -1) * gradient_scale
+    made = rows(x)
+    misfit = wanted[0] - made[0], wanted[1] - made[1]
+    downhill = transposed(*misfit)
+    direction, power = downhill, downhill.square().sum()
+    settled = _SETTLED * power
+    for step in range(iterations):
+        along = rows(direction)
+        length = power / (along[0].square().sum() + along[1].square().sum()).clamp(min=1e-300)
+        x = x + length * direction
+        misfit = misfit[0] - length * along[0], misfit[1] - length * along[1]
+        report(step, x)
+        downhill = transposed(*misfit)
+        before, power = power, downhill.square().sum()
+        if not bool(power > settled):
+            break
+        direction = downhill + power / before * direction
+    equations = int(known.sum()) + gradient.numel()
+    return Inverted(x, max(0, x.numel() - equations))

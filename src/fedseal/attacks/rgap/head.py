@@ -1,0 +1,88 @@
+"""The last layer in closed form: from its gradient to the features that entered it and the slope of the loss.
+
+With k = dL/dlogits the layer's gradients are dW = k h^T and db = k. With a bias, k is read and h follows. Without one,
+dW gives h and k up to one scale s, which the loss itself fixes: k must be softmax(W h) - onehot(y) (several classes),
+or -y' / (1 + e^mu) with mu = y' W h (one logit, R-GAP Eq. 4-6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import brentq, minimize_scalar
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedseal.attacks.rgap.chain import Stage
+from fedseal.core.errors import InputError
+
+_TURN = 1.2784645427610738
+"""The margin at which mu / (1 + e^mu) is largest; beyond it the logistic equation has a second root."""
+
+
+@dataclass(frozen=True)
+class HeadSolution:
+    """What the last layer gives away: its input features [F] and k = dL/dlogits [classes]."""
+
+    features: Tensor
+    slope: Tensor
+
+
+def solve_head(stage: Stage, weight_gradient: Tensor, bias_gradient: Tensor | None) -> list[HeadSolution]:
+    """Return the solutions that agree with the last layer's gradient, most often one."""
+    if not bool(weight_gradient.any()):
+        raise InputError("the last layer's gradient is zero.", hint="R-GAP has nothing to start from.")
+    if bias_gradient is not None and bool(bias_gradient.any()):
+        return [HeadSolution(bias_gradient @ weight_gradient / bias_gradient.square().sum(), bias_gradient)]
+    if len(weight_gradient) == 1:
+        return _logistic(stage, weight_gradient[0])
+    return _softmax(stage, weight_gradient)
+
+
+def logistic_margins(product: float) -> list[float]:
+    """Return the margins mu with -mu / (1 + e^mu) = product: one for a misclassified sample, two for a right one."""
+
+    def excess(margin: float) -> float:
+        return float(-margin / (1 + np.exp(min(margin, 700.0)))) - product
+
+    if product >= 0:
+        return [float(brentq(excess, -2 * product - 2, 0.0, xtol=1e-15))]
+    if excess(_TURN) > 0:
+        return [_TURN]
+    return [float(brentq(excess, 0.0, _TURN, xtol=1e-15)), float(brentq(excess, _TURN, 700.0, xtol=1e-13))]
+
+
+def _logistic(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
+    """Solve one logit: <dW, W> = mu dL/dmu, for both signs of the label and every root."""
+    solutions = []
+    for margin in logistic_margins(float(gradient @ stage.weight[0])):
+        for label in (1.0, -1.0):
+            slope = gradient.new_tensor([-label / (1 + np.exp(margin))])
+            solutions.append(HeadSolution(gradient / slope, slope))
+    return solutions
+
+
+def _softmax(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
+    """Find the scale s at which dW = (u / s)(s v)^T is consistent with softmax cross-entropy."""
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    found = []
+    for sign in (1.0, -1.0):
+        slope, features = sign * values[0] * left[:, 0], sign * right[0]
+        label = int(slope.argmin())
+        target = F.one_hot(torch.tensor(label), len(slope)).to(slope)
+        along = stage.weight @ features
+
+        def misfit(log_scale: float, slope: Tensor = slope, along: Tensor = along, target: Tensor = target) -> float:
+            scale = float(np.exp(log_scale))
+            expected = (scale * along if stage.bias is None else scale * along + stage.bias).softmax(0) - target
+            return float((slope / scale - expected).square().sum())
+
+        grid = np.linspace(-12, 12, 97)
+        best = int(np.argmin([misfit(value) for value in grid]))
+        bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+        result = minimize_scalar(misfit, bounds=bounds, method="bounded", options={"xatol": 1e-14})
+        scale = float(np.exp(result.x))
+        found.append((float(result.fun), HeadSolution(scale * features, slope / scale)))
+    return [min(found, key=lambda one: one[0])[1]]
