@@ -77,8 +77,9 @@ def test_exact_gradient_agrees_with_numerical_differences(toy_net: Callable, obs
         assert slope == pytest.approx(float((result.gradients * direction).sum()), rel=1e-3)
 
 
-def test_a_single_lane_is_cheaper_by_finite_differences(toy_net: Callable, observe: Callable) -> None:
-    problem, z, lanes = prepared("ig", observe(toy_net(0))[0])
+def test_a_single_lane_is_cheaper_by_finite_differences(observe: Callable) -> None:
+    model = build_model("resnet10:width=4", input_shape=SHAPE, num_classes=10, seed=0)
+    problem, z, lanes = prepared("ig", observe(model, shape=SHAPE)[0])
     assert isinstance(choose_derivatives(problem, "auto", z, lanes), FiniteDifference)
 
 
@@ -111,8 +112,8 @@ def test_many_lanes_equal_single_runs(toy_net: Callable, observe: Callable) -> N
         assert torch.equal(together.selections[lane], alone.selections[0])
 
 
-def test_auto_takes_the_exact_way_where_it_must(toy_net: Callable, observe: Callable) -> None:
-    small, _ = observe(toy_net(0))
+def test_auto_takes_the_exact_way_where_it_must(observe: Callable) -> None:
+    small, _ = observe(build_model("resnet10:width=4", input_shape=SHAPE, num_classes=10, seed=0), shape=SHAPE)
     assert isinstance(choose_derivatives(*_auto(prepared("ig", small))), Exact)
     model = build_model("resnet10:width=16", input_shape=SHAPE, num_classes=10, seed=0)
     large, _ = observe(model, shape=SHAPE, batch_size=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedseal.attacks.matching.adam import Adam, LookAhead
-from fedseal.attacks.matching.derivatives import Evaluation
+from fedseal.attacks.matching.evaluation import Evaluation
 from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.attacks.matching.problem import Lanes
 from fedseal.attacks.matching.schedules import anneal_at, learning_rate_at

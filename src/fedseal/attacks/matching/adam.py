@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.derivatives import Evaluate
+from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.problem import Lanes
 from fedseal.attacks.matching.schedules import Schedule, anneal_at, learning_rate_at
 from fedseal.attacks.matching.solution import Hooks, Roster, Solution

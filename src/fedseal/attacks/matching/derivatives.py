@@ -1,4 +1,6 @@
-"""How values and gradients of many lanes are computed: exactly and vectorised, or by finite differences.
+"""How values and gradients of many lanes are computed: written out, exactly and vectorised, or by finite differences.
+
+`Chained` (its own module) serves small networks that are plain chains, and is exact and fastest there.
 
 The gradient of a matching distance needs d/dz <grad_w L(w, z), v>, a second-order product. `Exact` differentiates
 twice, all lanes in one `torch.func.vmap`: best for small networks, where overhead dominates. `FiniteDifference` uses
@@ -10,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
+from fedseal.attacks.matching.chained import chained
+from fedseal.attacks.matching.evaluation import Evaluate, Evaluation
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
 from fedseal.core.tensors import Tensors, flatten, unflatten
@@ -27,26 +31,6 @@ _MANY_MACS = 8_000_000
 _MANY_PARAMETERS = 200_000
 _AGREEMENT = 0.999
 _LANE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Values [L], gradients [L, D] and the selections [L, N] of compared coordinates (or [L, 0])."""
-
-    values: Tensor
-    gradients: Tensor
-    selections: Tensor
-
-    def pick(self, indices: Tensor) -> Evaluation:
-        """Return some of the lanes."""
-        return Evaluation(self.values[indices], self.gradients[indices], self.selections[indices])
-
-
-class Evaluate(Protocol):
-    """Evaluates lanes at z [L, D]."""
-
-    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
-        """Evaluate; `weight` multiplies the matching distance, `selections` fixes the compared coordinates."""
 
 
 class Exact:
@@ -217,12 +201,15 @@ class _Match:
 def choose_derivatives(problem: MatchingProblem, mode: SecondOrder, z: Tensor, lanes: Lanes) -> Evaluate:
     """Return the faster way that is right for this problem.
 
-    `auto` takes finite differences for single lanes and for networks with many parameters or multiply-adds, after
-    checking at the starting point that they agree with the exact gradient; otherwise, and wherever they do not, double
-    backward. A model that cannot be differentiated twice is attacked by finite differences if those of two kinds agree.
+    Small chains are written out. Otherwise `auto` takes finite differences for single lanes and for networks with many
+    parameters or multiply-adds, after checking at the starting point that they agree with the exact gradient; wherever
+    they do not, double backward. A model that cannot be differentiated twice is attacked by finite differences if those
+    of two kinds agree.
     """
     if mode == "finite-difference":
         return FiniteDifference(problem)
+    if _is_small(problem) and (written_out := chained(problem)) is not None:
+        return written_out
     exact = Exact(problem)
     first = lanes.pick(torch.zeros(1, dtype=torch.long, device=z.device))
     try:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.attacks.labels import LabelGuess, infer_labels, refine_labels
-from fedseal.attacks.matching.derivatives import Evaluate, SecondOrder, choose_derivatives
+from fedseal.attacks.matching.derivatives import SecondOrder, choose_derivatives
+from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.groups import Consensus, GroupConsistency
 from fedseal.attacks.matching.objectives import Objective, ObjectiveFactory
 from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameterisation, Pixels

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.derivatives import Evaluate, Evaluation
+from fedseal.attacks.matching.evaluation import Evaluate, Evaluation
 from fedseal.attacks.matching.problem import Lanes
 
 Consensus: TypeAlias = Literal["none", "mean", "registration"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.derivatives import Evaluate
+from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.problem import Lanes
 from fedseal.attacks.matching.solution import Hooks, Roster, Solution
 

@@ -6,6 +6,7 @@ parameter tensor ends and the next begins, for distances that are sums over tens
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class Layout:
         return torch.split(vector, list(self.sizes))
 
     @property
+    def spans(self) -> tuple[slice, ...]:
+        """Where each tensor lies in a vector."""
+        ends = list(itertools.accumulate(self.sizes))
+        return tuple(slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True))
+
+    @property
     def total(self) -> int:
         """N."""
         return sum(self.sizes)
@@ -55,6 +62,9 @@ class ProductObjective(Protocol):
 
     def of_products(self, dummy_dummy: Tensor, dummy_observed: Tensor, observed_observed: Tensor) -> Tensor:
         """Return the distance, given <dummy, dummy>, <dummy, observed> and <observed, observed>."""
+
+    def with_direction(self, dummy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distances [L] of lanes [L, N] and their gradients in the dummy update [L, N]."""
 
 
 def cosine_distance(dummy: Tensor, observed: Tensor) -> Tensor:
@@ -78,6 +88,13 @@ class Cosine:
         """Return 1 - cos from inner products."""
         return 1 - dummy_observed / (dummy_dummy * observed_observed).clamp(min=1e-30).sqrt()
 
+    def with_direction(self, dummy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return 1 - cos and (cos dummy / |dummy| - observed / |observed|) / |dummy|."""
+        own = (dummy * dummy).sum(1).clamp(min=1e-30)
+        norms = (own * (observed * observed).sum(1)).clamp(min=1e-30).sqrt()
+        cosine = (dummy * observed).sum(1) / norms
+        return 1 - cosine, (cosine / own)[:, None] * dummy - observed / norms[:, None]
+
 
 @dataclass(frozen=True)
 class SquaredError:
@@ -99,6 +116,11 @@ class SquaredError:
     def of_products(self, dummy_dummy: Tensor, dummy_observed: Tensor, observed_observed: Tensor) -> Tensor:
         """Return the weighted squared distance from inner products."""
         return self.weight * (dummy_dummy - 2 * dummy_observed + observed_observed)
+
+    def with_direction(self, dummy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted squared distance and twice the weighted difference."""
+        difference = dummy - observed
+        return self.weight * difference.square().sum(1), 2 * self.weight * difference
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ class Parameterisation(Protocol):
     def decode(self, variables: Tensor) -> Tensor:
         """Return the inputs that variables stand for; differentiable."""
 
+    def decode_many(self, variables: Tensor) -> Tensor:
+        """Return the inputs [L, B, C, H, W] of several sets of variables [L, size]."""
+
     def start(self, source: torch.Generator) -> Tensor:
         """Return random variables to start from."""
 
@@ -45,6 +48,10 @@ class Pixels:
     def decode(self, variables: Tensor) -> Tensor:
         """Reshape."""
         return variables.reshape(self.shape)
+
+    def decode_many(self, variables: Tensor) -> Tensor:
+        """Reshape."""
+        return variables.reshape(-1, *self.shape)
 
     def start(self, source: torch.Generator) -> Tensor:
         """Draw inputs."""
@@ -86,6 +93,10 @@ class DeepImagePrior:
         noise = self._noise.to(variables)
         images: Tensor = functional_call(self._net, weights, (noise,))
         return self._normalisation(images)
+
+    def decode_many(self, variables: Tensor) -> Tensor:
+        """Draw each set."""
+        return torch.stack([self.decode(one) for one in variables])
 
     def start(self, source: torch.Generator) -> Tensor:
         """Draw fresh weights: PyTorch's own initialisation of every layer."""

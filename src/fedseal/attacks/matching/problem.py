@@ -97,13 +97,13 @@ class MatchingProblem:
         self.priors = priors
         self.soft_labels = soft_labels
         self.unroll = unroll
-        self._num_classes = num_classes
+        self.num_classes = num_classes
         self._objective = objective
         self._statistics = statistics
         self._reduction = reduction
         self._view = view
         self._scale = scale
-        self._clients = clients
+        self.clients = clients
         self._normalisation = normalisation
         self._hooks = None
         if priors.needs_captures:
@@ -117,24 +117,33 @@ class MatchingProblem:
     @property
     def size(self) -> int:
         """D, the number of entries of z."""
-        return self.parameterisation.size + (self.batch * self._num_classes if self.soft_labels else 0)
+        return self.parameterisation.size + (self.batch * self.num_classes if self.soft_labels else 0)
 
     def inputs(self, z: Tensor) -> Tensor:
         """Return the dummy inputs [B, C, H, W] of one lane."""
         return self.parameterisation.decode(z[: self.parameterisation.size])
 
+    def inputs_of_lanes(self, z: Tensor) -> Tensor:
+        """Return the dummy inputs [L, B, C, H, W] of all lanes."""
+        return self.parameterisation.decode_many(z[:, : self.parameterisation.size])
+
+    @property
+    def sample_weight(self) -> float:
+        """What one image counts in the client's loss."""
+        return 1 / self.batch if self._reduction == "mean" else 1.0
+
     def label_logits(self, z: Tensor) -> Tensor:
         """Return the label logits [..., B, classes] in z [..., D]."""
-        return z[..., self.parameterisation.size :].reshape(*z.shape[:-1], self.batch, self._num_classes)
+        return z[..., self.parameterisation.size :].reshape(*z.shape[:-1], self.batch, self.num_classes)
 
     def loss(self, parameters: Tensors, z: Tensor, labels: Tensor | None) -> tuple[Tensor, tuple[Captured, Tensor]]:
         """Return the clients' loss on one lane's dummy data, with the inner values and inputs behind it."""
         target = self.label_logits(z).softmax(1) if labels is None else labels
         inputs = self.inputs(z)
-        if self._clients == 1:
+        if self.clients == 1:
             loss = self._loss_on(parameters, inputs, target)
         else:
-            parts = zip(inputs.chunk(self._clients), target.chunk(self._clients), strict=True)
+            parts = zip(inputs.chunk(self.clients), target.chunk(self.clients), strict=True)
             loss = torch.stack([self._loss_on(parameters, *part) for part in parts]).mean()
         captured = nothing_captured() if self._hooks is None else self._hooks.latest
         return loss, (captured, inputs)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.derivatives import Evaluate
+from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.problem import Lanes
 
 Report: TypeAlias = Callable[[int, Tensor, Tensor], None]

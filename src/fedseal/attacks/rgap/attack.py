@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedseal.attacks.rgap.chain import Stage, read_chain
+from fedseal.attacks.chains.stages import Stage, read_chain
 from fedseal.attacks.rgap.convolution import Inverted, invert_directly, invert_iteratively, is_small
 from fedseal.attacks.rgap.head import HeadSolution, solve_head
 from fedseal.attacks.server_view import attack_model, estimated_gradient, image_count, input_normalisation
@@ -104,7 +104,7 @@ class RecursiveAttack(Attack):
         started = time.perf_counter()
         gradient = {name: value.double() for name, value in estimated_gradient(observation).items()}
         last = stages[-1]
-        heads = solve_head(last, gradient[_weight(last)], gradient.get(_bias(last)))
+        heads = solve_head(last, gradient[last.weight_name], gradient.get(last.bias_name))
         iterations = budget.iterations or self._iterations
         rebuilt = [self._rebuild(stages, gradient, head, iterations, report) for head in heads]
         best = min(rebuilt, key=lambda one: one.misfit)
@@ -133,7 +133,7 @@ class RecursiveAttack(Attack):
             outputs = features.reshape(stage.output_shape)
             slope = below.apply_transposed(slope.reshape(1, *below.output_shape))[0].reshape(stage.output_shape)
             slope = slope * stage.activation.slope(outputs)
-            inverted = self._invert(stage, slope, gradient[_weight(stage)], outputs, iterations, report)
+            inverted = self._invert(stage, slope, gradient[stage.weight_name], outputs, iterations, report)
             undetermined[stage.name] = inverted.undetermined
             features, below = inverted.inputs, stage
         inputs = features.reshape(stages[0].input_shape)
@@ -168,14 +168,6 @@ def _misfit(stages: list[Stage], inputs: Tensor, head: HeadSolution) -> float:
 def _label(head: HeadSolution) -> int:
     """Return the only class whose logit the loss wants larger; with one logit, 1 or 0."""
     return int(head.slope[0] < 0) if len(head.slope) == 1 else int(head.slope.argmin())
-
-
-def _weight(stage: Stage) -> str:
-    return f"{stage.name}.weight" if stage.name else "weight"
-
-
-def _bias(stage: Stage) -> str:
-    return f"{stage.name}.bias" if stage.name else "bias"
 
 
 def _to_image(observation: Observation, inputs: Tensor) -> Tensor:

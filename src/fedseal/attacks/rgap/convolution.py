@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedseal.attacks.rgap.chain import Stage
+from fedseal.attacks.chains.stages import Stage
 
 _DENSE_PIXELS = 400
 _DENSE_WORK = 350_000_000

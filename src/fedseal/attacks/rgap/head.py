@@ -15,7 +15,7 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedseal.attacks.rgap.chain import Stage
+from fedseal.attacks.chains.stages import Stage
 from fedseal.core.errors import InputError
 
 _TURN = 1.2784645427610738

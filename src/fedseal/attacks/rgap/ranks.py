@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedseal.attacks.rgap.chain import Stage, read_chain
+from fedseal.attacks.chains.stages import Stage, read_chain
 from fedseal.attacks.rgap.convolution import gradient_system
 
 

@@ -1,4 +1,4 @@
-"""Activations read backwards: from an output h to the input z before it, and to the slope there."""
+"""Activations read from their output h: the input z before it, and the slope and curvature there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Inverse:
         forward: z -> h.
         inverse: h -> z, meaningful where `known`.
         slope: h -> dh/dz.
+        curvature: h -> d^2h/dz^2.
         known: h -> where z follows from h, as a mask.
     """
 
     forward: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor] = torch.zeros_like
     known: Callable[[Tensor], Tensor] = lambda h: torch.ones_like(h, dtype=torch.bool)
 
 
@@ -39,21 +41,33 @@ IDENTITY = Inverse(_unchanged, _unchanged, torch.ones_like)
 def inverse_of(module: nn.Module) -> Inverse | None:
     """Return how to read an activation module backwards; None if it is none, or loses too much."""
     if isinstance(module, nn.Sigmoid):
-        return Inverse(torch.sigmoid, lambda h: torch.logit(h.clamp(_OPEN, 1 - _OPEN)), lambda h: h * (1 - h))
+        return Inverse(
+            torch.sigmoid,
+            lambda h: torch.logit(h.clamp(_OPEN, 1 - _OPEN)),
+            lambda h: h * (1 - h),
+            lambda h: h * (1 - h) * (1 - 2 * h),
+        )
     if isinstance(module, nn.Tanh):
-        return Inverse(torch.tanh, lambda h: torch.atanh(h.clamp(-1 + _OPEN, 1 - _OPEN)), lambda h: 1 - h.square())
+        return Inverse(
+            torch.tanh,
+            lambda h: torch.atanh(h.clamp(-1 + _OPEN, 1 - _OPEN)),
+            lambda h: 1 - h.square(),
+            lambda h: -2 * h * (1 - h.square()),
+        )
     if isinstance(module, nn.LeakyReLU):
         return _leaky(module.negative_slope)
     if isinstance(module, nn.ELU):
         return _elu(module.alpha)
     if isinstance(module, nn.ReLU):
-        return Inverse(torch.relu, _unchanged, lambda h: (h > 0).to(h.dtype), lambda h: h > 0)
+        return Inverse(torch.relu, _unchanged, lambda h: (h > 0).to(h.dtype), known=lambda h: h > 0)
     return None
 
 
 def _leaky(negative: float) -> Inverse:
     if negative <= 0:
-        return Inverse(lambda z: F.leaky_relu(z, negative), _unchanged, lambda h: (h > 0).to(h.dtype), lambda h: h > 0)
+        return Inverse(
+            lambda z: F.leaky_relu(z, negative), _unchanged, lambda h: (h > 0).to(h.dtype), known=lambda h: h > 0
+        )
     return Inverse(
         lambda z: F.leaky_relu(z, negative),
         lambda h: torch.where(h > 0, h, h / negative),
@@ -66,4 +80,5 @@ def _elu(alpha: float) -> Inverse:
         lambda z: F.elu(z, alpha),
         lambda h: torch.where(h > 0, h, torch.log1p((h / alpha).clamp(min=-1 + _OPEN))),
         lambda h: torch.where(h > 0, torch.ones_like(h), (h + alpha).clamp(min=_OPEN)),
+        lambda h: torch.where(h > 0, torch.zeros_like(h), (h + alpha).clamp(min=_OPEN)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedseal.attacks.rgap.activations import IDENTITY, Inverse, inverse_of
+from fedseal.attacks.chains.activations import IDENTITY, Inverse, inverse_of
 from fedseal.core.errors import CapabilityError
 
 _TRANSPARENT = (nn.Identity, nn.Flatten, nn.Dropout, nn.Unflatten)
-_HINT = "R-GAP takes convolutions, linear layers and activations in a row; use a matching attack such as `ig`."
+_HINT = "A chain is convolutions, linear layers and activations in a row; use a matching attack such as `ig`."
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,7 @@ class Stage:
     Attributes:
         name: of the module.
         module: convolution or linear layer.
-        weight: its weight, in double precision.
-        bias: likewise; None if it has none.
+        weight, bias: its parameters, in the precision asked for; bias None if it has none.
         input_shape, output_shape: of one image, without the batch dimension.
         activation: behind it.
     """
@@ -62,6 +63,16 @@ class Stage:
         return y + self.bias.view(-1, *([1] * (len(self.output_shape) - 1)))
 
     @property
+    def weight_name(self) -> str:
+        """Name of the weight among the model's parameters."""
+        return f"{self.name}.weight" if self.name else "weight"
+
+    @property
+    def bias_name(self) -> str:
+        """Name the bias has, or would have, among the model's parameters."""
+        return f"{self.name}.bias" if self.name else "bias"
+
+    @property
     def stride(self) -> tuple[int, int]:
         """The convolution's, per dimension."""
         assert isinstance(self.module, nn.Conv2d)
@@ -77,7 +88,7 @@ class Stage:
         return rows, columns
 
 
-def read_chain(model: nn.Module, input_shape: tuple[int, int, int]) -> list[Stage]:
+def read_chain(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype = torch.float64) -> list[Stage]:
     """Return the stages of a model, from the image on; refuses what is no chain of known parts."""
     probe = torch.rand(1, *input_shape, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
     calls, output = _recorded(model, probe)
@@ -85,14 +96,17 @@ def read_chain(model: nn.Module, input_shape: tuple[int, int, int]) -> list[Stag
     for name, module, inputs, outputs in calls:
         if isinstance(module, nn.Conv2d | nn.Linear):
             _check_linear(name, module, inputs)
-            stages.append(_stage(name, module, inputs, outputs))
+            stages.append(_stage(name, module, inputs, outputs, dtype))
         elif (inverse := inverse_of(module)) is not None and stages:
             stages[-1] = replace(stages[-1], activation=inverse)
         elif not isinstance(module, _TRANSPARENT):
-            raise CapabilityError(f"R-GAP cannot see through `{name}`, a {type(module).__name__}.", hint=_HINT)
+            raise CapabilityError(f"a chain cannot be read through `{name}`, a {type(module).__name__}.", hint=_HINT)
     if not stages or not isinstance(stages[-1].module, nn.Linear):
-        raise CapabilityError("R-GAP needs a model that ends in a linear layer.", hint=_HINT)
-    if not torch.allclose(run_chain(stages, probe.double()).to(output), output, rtol=1e-3, atol=1e-4):
+        raise CapabilityError("the model does not end in a linear layer.", hint=_HINT)
+    fits = all(
+        math.prod(before.output_shape) == math.prod(after.input_shape) for before, after in itertools.pairwise(stages)
+    )
+    if not fits or not torch.allclose(run_chain(stages, probe.to(dtype)).to(output), output, rtol=1e-3, atol=1e-4):
         raise CapabilityError(
             "the model does more than its modules in a row (skip connections, functional activations, pooling).",
             hint=_HINT,
@@ -136,6 +150,7 @@ def _check_linear(name: str, module: nn.Conv2d | nn.Linear, inputs: Tensor) -> N
         raise CapabilityError(f"`{name}` is a grouped, dilated or specially padded convolution.", hint=_HINT)
 
 
-def _stage(name: str, module: nn.Conv2d | nn.Linear, inputs: Tensor, outputs: Tensor) -> Stage:
-    bias = None if module.bias is None else module.bias.detach().double()
-    return Stage(name, module, module.weight.detach().double(), bias, tuple(inputs.shape[1:]), tuple(outputs.shape[1:]))
+def _stage(name: str, module: nn.Conv2d | nn.Linear, inputs: Tensor, outputs: Tensor, dtype: torch.dtype) -> Stage:
+    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    weight = module.weight.detach().to(dtype)
+    return Stage(name, module, weight, bias, tuple(inputs.shape[1:]), tuple(outputs.shape[1:]))
