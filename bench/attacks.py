@@ -26,7 +26,7 @@ from attackbench.rates import measure_rate
 from attackbench.theirs import Breaching
 
 THROUGHPUT, QUALITY = "throughput", "time-to-20db"
-OUR_ATTACKS = "idlg;ig;ig:iterations=1000,tv=0.01,schedule=cosine"
+OUR_ATTACKS = "rgap;idlg;ig:iterations=1000,tv=0.01,schedule=cosine"
 CASES = (*(victim.name for victim in VICTIMS), THROUGHPUT, QUALITY)
 
 
@@ -71,7 +71,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--environment", type=Path, default=DEFAULT_ENVIRONMENT, help="breaching's virtualenv")
     parser.add_argument(
         "--attacks",
-        default="idlg;ig;ig:iterations=1000,tv=0.01,schedule=cosine",
+        default=OUR_ATTACKS,
         help="fedseal's for the time to 20 dB, separated by ;",
     )
     parser.add_argument("--cap", type=float, help="seconds per image for the time to 20 dB")

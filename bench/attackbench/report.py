@@ -109,7 +109,7 @@ def show_quality(console: Console, result: dict[str, Any]) -> None:
     for one in result["sets"]:
         for row in one["rows"]:
             mark = " *" if row["name"] in (one["fedseal_best"], one["breaching_best"]) else ""
-            time = f"{row['median_seconds']:.2f}" if row["median_reached"] else f"> {row['median_seconds']:.3g}"
+            time = f"{row['median_seconds']:.3f}" if row["median_reached"] else f"> {row['median_seconds']:.3g}"
             table.add_row(
                 one["data"],
                 row["side"],
@@ -121,8 +121,8 @@ def show_quality(console: Console, result: dict[str, Any]) -> None:
         table.add_section()
     console.print(table)
     for one in result["sets"]:
-        if one["ratio_is"] == "unknown":
-            console.print(f"{one['data']}: neither side reached {result['goal_db']:g} dB in time")
-            continue
-        bound = "" if one["ratio_is"] == "exact" else f"{one['ratio_is']} "
-        console.print(f"{one['data']}: time of breaching's best over fedseal's best (*): {bound}{one['ratio']:.2f}x")
+        for whose, key in (("best", "ratio"), ("IG", "ratio_ig")):
+            kind = one[f"{key}_is"]
+            bound = "" if kind == "exact" else f"{kind} "
+            said = "neither side got there in time" if kind == "unknown" else f"{bound}{one[key]:.1f}x"
+            console.print(f"{one['data']}: time of breaching's {whose} over fedseal's best (*): {said}")

@@ -13,7 +13,7 @@ from fedseal.attacks.matching.groups import best_shifts, consensus_of
 from fedseal.attacks.matching.priors import bn_distance, total_variation
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Normalisation
-from fedseal.core.errors import CapabilityError, InputError, TrialError
+from fedseal.core.errors import CapabilityError, InputError, TrialError, UsageError
 from fedseal.core.observation import Observation, Update
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, record_bn_statistics
@@ -206,3 +206,9 @@ def test_a_start_that_diverges_is_discarded_and_counted(toy_net: Callable, obser
     observation, _ = observe(toy_net(0))
     with pytest.raises(TrialError, match="diverged"):
         ATTACKS.build("bayes:iterations=30,lr=1e30,tv=1e30").run(observation)
+
+
+@pytest.mark.parametrize("spec", ["ig:restarts=0", "idlg:iterations=0", "fedleak-artifact:median=4"])
+def test_options_without_meaning_are_refused_at_once(spec: str) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        ATTACKS.build(spec)

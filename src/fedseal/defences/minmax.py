@@ -63,8 +63,49 @@ class MinMaxSampling(Defence):
         return {name: self._sample(t.reshape(-1), context.generator).view_as(t) for name, t in update.items()}
 
     def attacker_view(self) -> AttackerView:
-        """Publish the ratio; the positions are visible in the upload itself."""
-        return AttackerView(self.name, {"ratio": self.ratio, "scope": self.scope}, match_observed_support)
+        """Publish the ratio; what was sent gives away the threshold C, and with it the values before sampling.
+
+        Every sent value x + C / x is at least 2 sqrt(C) in size, so the least one shows C.
+        """
+        parameters = {"ratio": self.ratio, "scope": self.scope}
+        if self.ratio == 0:
+            return AttackerView(self.name, parameters)
+        return AttackerView(self.name, parameters, match_observed_support, read=self._unsampled)
+
+    def _unsampled(self, observed: Tensors) -> Tensors:
+        """Return the mean of x given s = x + C / x: both roots, by chance and a Laplace law of entries.
+
+        As the draw is unbiased, the mean size of what was sent is that of all entries, which is the law's scale.
+        """
+        scale = flatten(observed).abs().mean()
+        read = {}
+        for name, (sent, threshold) in self._thresholds(observed).items():
+            size = sent.abs()
+            larger = (size + (size.square() - 4 * threshold).clamp(min=0).sqrt()) / 2
+            larger = torch.maximum(larger, threshold.sqrt()).clamp(min=1e-30)
+            smaller = threshold / larger
+            weight = torch.sigmoid(_log_density(larger, threshold, scale) - _log_density(smaller, threshold, scale))
+            read[name] = sent.sign() * (weight * larger + (1 - weight) * smaller)
+        return read
+
+    def _thresholds(self, observed: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return each tensor with C, the threshold of the draw it took part in."""
+        least = {name: sent.abs().where(sent != 0, torch.inf).amin() for name, sent in observed.items()}
+        if self.scope == "update":
+            least = dict.fromkeys(least, torch.stack(list(least.values())).amin())
+        finite = {name: torch.where(torch.isfinite(value), value, 0.0) for name, value in least.items()}
+        return {name: (sent, finite[name].square() / 4) for name, sent in observed.items()}
 
     def _sample(self, vector: Tensor, generator: torch.Generator) -> Tensor:
         return minmax_sample(vector, kept_count(vector.numel(), self.ratio), generator)
+
+
+def _log_density(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
+    """Return log of P(x) P(sent | x) |dx/ds| for entries of size x, up to a constant."""
+    squared = x.square()
+    steepness = (squared - threshold).abs() + 1e-3 * threshold
+    return (
+        -x / scale.clamp(min=1e-30)
+        + 2 * squared.clamp(min=1e-30).log()
+        - ((squared + threshold).clamp(min=1e-30).log() + steepness.clamp(min=1e-30).log())
+    )

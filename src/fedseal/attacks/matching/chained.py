@@ -99,7 +99,7 @@ class Chained:
         distances, direction, chosen = self._match(dummy, lanes.observed, selections)
         with torch.no_grad():
             to_inputs, to_target = self._second_order(done, direction * weight, target.detach())
-        outputs, seeds = [inputs], [to_inputs]
+        outputs, seeds = [inputs], [to_inputs.reshape(inputs.shape)]
         if soft is not None:
             outputs, seeds = [*outputs, soft], [*seeds, to_target]
         values = distances * weight

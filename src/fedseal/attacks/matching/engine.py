@@ -30,7 +30,7 @@ from fedseal.attacks.server_view import (
     update_scale,
 )
 from fedseal.core.attack import Attack, Budget, Listener
-from fedseal.core.errors import CapabilityError, InputError, TrialError
+from fedseal.core.errors import CapabilityError, InputError, TrialError, UsageError
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import generator
@@ -85,6 +85,15 @@ class MatchingConfig:
     generator_channels: int = 0
     median: int = 0
     second_order: SecondOrder = "auto"
+
+    def __post_init__(self) -> None:
+        for option in ("iterations", "restarts"):
+            if getattr(self, option) < 1:
+                raise UsageError(f"{option} must be at least 1, got {getattr(self, option)}.")
+        if self.median < 0 or (self.median and self.median % 2 == 0):
+            raise UsageError(f"median must be 0 or an odd number of pixels, got {self.median}.")
+        if self.relabel_every < 0 or self.group_weight < 0 or self.generator_channels < 0:
+            raise UsageError("relabel_every, group_weight and generator_channels cannot be negative.")
 
 
 class MatchingAttack(Attack):

@@ -11,16 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from fedseal.attacks.chains.stages import Stage
 
 _DENSE_PIXELS = 400
 _DENSE_WORK = 350_000_000
 _SETTLED = 1e-26
+_CONSISTENT = 1e-3
+_WELL_CONDITIONED = 1e-4
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ def pixel_classes(stage: Stage, slope: Tensor) -> Iterator[PixelClass]:
             yield PixelClass(rows, columns, row_taps, column_taps, system)
 
 
+@cache
 def _axis(residue: int, size: int, kernel: int, stride: int, padding: int) -> tuple[Tensor, list[int], Tensor]:
     """Return the pixels of a residue, the taps that touch them, and which output each pair meets, [taps, pixels].
 
@@ -82,9 +87,16 @@ def is_small(stage: Stage) -> bool:
     channels, height, width = stage.input_shape
     if height * width > _DENSE_PIXELS * stage.stride[0] * stage.stride[1]:
         return False
-    parts = pixel_classes(stage, stage.weight.new_empty(stage.output_shape))
-    unknowns = channels * sum(max(0, p.system.shape[1] - p.system.shape[0]) for p in parts)
-    return _is_cheap(stage, unknowns)
+    rows, columns = (
+        [_axis(residue, *values)[:2] for residue in range(values[2])]
+        for values in zip(stage.input_shape[1:], stage.weight.shape[2:], stage.stride, stage.padding, strict=True)
+    )
+    open_pixels = sum(
+        max(0, len(pixels) * len(others) - len(stage.weight) * len(taps) * len(other_taps))
+        for pixels, taps in rows
+        for others, other_taps in columns
+    )
+    return _is_cheap(stage, channels * open_pixels)
 
 
 def _is_cheap(stage: Stage, unknowns: int) -> bool:
@@ -129,10 +141,20 @@ def invert_directly(
         return Inverted(inputs, 0)
     columns = _weight_rows(stage, basis)[known.reshape(-1)]
     missing = (preactivation - stage.apply(inputs[None])[0])[known]
-    solution = torch.linalg.lstsq(columns, missing[:, None], rcond=cutoff, driver="gelsy")
-    share = solution.solution.view(channels, len(basis))
-    undetermined = channels * len(basis) - int(solution.rank)
-    return Inverted(inputs + torch.einsum("cr,rhw->chw", share, basis), undetermined)
+    solution, rank = _least_squares(columns, missing, cutoff)
+    share = solution.view(channels, len(basis))
+    return Inverted(inputs + torch.einsum("cr,rhw->chw", share, basis), channels * len(basis) - rank)
+
+
+def _least_squares(matrix: Tensor, wanted: Tensor, cutoff: float) -> tuple[Tensor, int]:
+    """Return the solution and the rank: by a Cholesky factor where that is safe, else by a rank-revealing QR."""
+    if len(matrix) >= matrix.shape[1]:
+        factor, failed = torch.linalg.cholesky_ex(matrix.T @ matrix)
+        steps = factor.diagonal()
+        if not bool(failed) and bool(steps.min() > _WELL_CONDITIONED * steps.max()):
+            return torch.cholesky_solve((matrix.T @ wanted)[:, None], factor)[:, 0], matrix.shape[1]
+    careful = torch.linalg.lstsq(matrix, wanted[:, None], rcond=cutoff, driver="gelsy")
+    return careful.solution[:, 0], int(careful.rank)
 
 
 def _weight_rows(stage: Stage, basis: Tensor) -> Tensor:
@@ -171,16 +193,40 @@ def invert_iteratively(
     iterations: int,
     report: Callable[[int, Tensor], None],
 ) -> Inverted:
-    """Solve a large convolution by conjugate gradients on the normal equations of all rows, from middle grey.
+    """Solve a large convolution by conjugate gradients on the normal equations, from middle grey.
 
-    Both kinds of rows are scaled to the same length. `report` hears of the input [C, H, W] after every step.
+    Where the weight rows alone are more than enough, they are tried alone; if what they give contradicts the gradient,
+    and everywhere else, all rows are solved. `report` hears of the input [C, H, W] after every step.
     """
+    solve = partial(_conjugate_gradients, stage, gradient, preactivation, known, iterations, report)
+    if bool(known.all()) and math.prod(stage.output_shape) >= 2 * math.prod(stage.input_shape):
+        inputs = solve(slope.new_zeros(0, math.prod(stage.input_shape[1:])))
+        implied = conv2d_weight(  # type: ignore[no-untyped-call]
+            inputs[None], stage.weight.shape, slope[None], stage.stride, stage.padding
+        )
+        if bool((implied - gradient).norm() <= _CONSISTENT * gradient.norm()):
+            return Inverted(inputs, 0)
+    equations = int(known.sum()) + gradient.numel()
+    inputs = solve(gradient_system(stage, slope))
+    return Inverted(inputs, max(0, inputs.numel() - equations))
+
+
+def _conjugate_gradients(
+    stage: Stage,
+    gradient: Tensor,
+    preactivation: Tensor,
+    known: Tensor,
+    iterations: int,
+    report: Callable[[int, Tensor], None],
+    system: Tensor,
+) -> Tensor:
+    """Solve weight rows and the rows of `system` (none of them if it is empty), both scaled to the same length."""
     channels = stage.input_shape[0]
-    system = gradient_system(stage, slope)
-    mask = known.to(slope)
+    mask = known.to(preactivation)
     weight_scale = 1 / stage.weight.flatten(1).norm(dim=1).mean().clamp(min=1e-300)
-    gradient_scale = 1 / system.norm(dim=1).mean().clamp(min=1e-300)
+    gradient_scale = 1 / system.norm(dim=1).mean().clamp(min=1e-300) if len(system) else system.new_ones(())
     system = system * gradient_scale
+    seen = gradient if len(system) else gradient[:0]
 
     def rows(x: Tensor) -> tuple[Tensor, Tensor]:
         return stage.apply(x[None])[0] * mask * weight_scale, x.reshape(channels, -1) @ system.T
@@ -190,8 +236,8 @@ def invert_iteratively(
         pushed: Tensor = gradient_part @ system
         return pulled + pushed.view(stage.input_shape)
 
-    x = slope.new_full(stage.input_shape, 0.5)
-    wanted = preactivation * mask * weight_scale, gradient.transpose(0, 1).reshape(channels, -1) * gradient_scale
+    x = preactivation.new_full(stage.input_shape, 0.5)
+    wanted = preactivation * mask * weight_scale, seen.transpose(0, 1).reshape(channels, len(system)) * gradient_scale
     made = rows(x)
     misfit = wanted[0] - made[0], wanted[1] - made[1]
     downhill = transposed(*misfit)
@@ -208,5 +254,4 @@ def invert_iteratively(
         if not bool(power > settled):
             break
         direction = downhill + power / before * direction
-    equations = int(known.sum()) + gradient.numel()
-    return Inverted(x, max(0, x.numel() - equations))
+    return x
