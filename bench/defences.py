@@ -3,10 +3,11 @@
     python bench/defences.py [--quick] [--models lenet,resnet18] [--defences topk,gaussian+topk] [--batch 128]
 
 Each defence runs rounds of one local step on one batch of random 32x32 colour images, alternating with undefended
-rounds, so that a machine that slows down slows both; the ratio is the median over pairs. Timed is everything a client
-does: hooks, forward and backward passes, and coding the upload. What a model or an option does not allow is skipped
-with the reason. Defences that change the configuration (local steps, batch, clients) get what they ask for, and their
-time is that of one client's round. Results go to bench/out/defences.json.
+rounds, so that a machine that slows down slows both; the ratio is the median over pairs. Timed is the processor time of
+everything a client does, which other programs do not change: hooks, forward and backward passes, and coding the upload.
+What a model or an option does not allow is skipped with the reason. Defences that change the configuration (local
+steps, batch, clients) get what they ask for, and their time is that of one client's round. Results go to
+bench/out/defences.json.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from fedseal.core.defence import DEFENCES, Defence, RoundShape
 from fedseal.core.errors import FedsealError
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation import client as client_module
-from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.federation.client import RoundConfig, set_mode, train
 from fedseal.federation.wire import encode
 from fedseal.models.registry import MODELS, build_model
 
 SHAPE = (3, 32, 32)
 CLASSES = 10
 DEFAULT_MODELS = ("lenet", "resnet18", "vit-tiny")
+PRESETS = ("refiner:preset=paper", "refiner:preset=fast", "refiner:preset=fast,warm=0")
+"""Measured beside every defence at its defaults; `warm=0` is a sample's first visit, the preset itself a later one."""
 OUT = Path(__file__).parent / "out" / "defences.json"
 
 
@@ -73,15 +75,12 @@ def batch_of(size: int, seed: int) -> Batch:
 
 
 def one_round(model: nn.Module, batches: list[Batch], defence: Defence, number: int) -> tuple[float, float, int]:
-    """Run one client's round and code its upload; return its seconds, those of the hooks, and the bytes.
-
-    It is the round of `federation.client` without the undefended twin that an audit runs for comparison.
-    """
+    """Run one client's round and code its upload; return its seconds, those of the hooks, and the bytes."""
     config = RoundConfig(local_steps=len(batches))
-    start = time.perf_counter()
-    trained = client_module._train(model, batches, config, defence, generator(number), number, "client-0-0")
-    length = len(encode(trained.update))
-    return time.perf_counter() - start, trained.hook_seconds, length
+    start = time.process_time()
+    trained = train(model, batches, config, defence, generator(number), round_number=number, client="client-0-0")
+    length = len(encode(trained.update.tensors))
+    return time.process_time() - start, trained.hook_seconds, length
 
 
 def measure(model_name: str, spec: str, model: nn.Module, batch: int, repeats: int, budget: float) -> Measured:
@@ -170,7 +169,7 @@ def main() -> None:
     for name in set(asked) - set(models):
         console.print(f"{name} skipped: there is no such model yet.")
     text = options.defences
-    specs = text.split(";" if ";" in text or "=" in text else ",") if text else DEFENCES.names()
+    specs = text.split(";" if ";" in text or "=" in text else ",") if text else [*DEFENCES.names(), *PRESETS]
     repeats, budget = (3, 10.0) if options.quick else (options.repeats, options.budget)
     results: list[Measured] = []
     with Progress(console=console, transient=True) as progress:

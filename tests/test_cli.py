@@ -324,3 +324,23 @@ def test_version_and_bare_call(fedseal: Command):
 
     assert fedseal("--version").out == f"fedseal {__version__}\n"
     assert "Usage" in (bare := fedseal()).out + bare.err
+
+
+def test_training_writes_report_and_table_and_resumes(fedseal: Command, tmp_path: Path):
+    (tmp_path / "training.yaml").write_text(
+        "data: digits\nimages: 200\nmodel: mlp:width=8\nclients: 3\nfederation: {local_steps: 2, batch_size: 16}\n"
+    )
+    command = ("train", "training.yaml", "--rounds", 2, "--defence", "topk", "--table", "utility.md", "--out", "t")
+    first, again = fedseal(*command), fedseal(*command)
+    assert first.code == again.code == 0, first
+    assert "topk" in first.out
+    assert first.out == again.out
+    assert (tmp_path / "t" / "training.html").is_file()
+    assert "| `topk` |" in (tmp_path / "utility.md").read_text()
+
+
+def test_training_says_what_is_wrong(fedseal: Command):
+    refused(fedseal("train", "nowhere.yaml"), "there is no scenario file nowhere.yaml", "`fedseal train`")
+    refused(fedseal("train", "--defence", "topkk"), "'topkk'", "'topk'")
+    refused(fedseal("train", "--rounds", "0"), "federation.rounds")
+    refused(fedseal("train", "--partition", "dirichlet:alpha=no"), "alpha")

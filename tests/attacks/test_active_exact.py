@@ -112,7 +112,7 @@ NORMALISED = Normalisation((0.4,), (0.2,))
 def alone_in_bins(front: nn.Module, inputs: Tensor, *, sparse: bool) -> list[int]:
     """Return which samples no other shares a bin with, from the weights that were sent."""
     measured = front.measure(inputs.flatten(1))  # type: ignore[operator, union-attr]
-    inside = (measured > 0) & (measured < 1) if sparse else measured > 0
+    inside = (measured > 0) & (measured < front.gain) if sparse else measured > 0
     bins = inside.double().argmax(1) if sparse else inside.sum(1)
     return [i for i in range(len(bins)) if int((bins == bins[i]).sum()) == 1]
 

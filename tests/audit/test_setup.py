@@ -16,6 +16,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundContext, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
+from fedseal.core.tensors import Tensors
 from fedseal.federation.server import mean_update
 
 
@@ -108,3 +109,35 @@ def test_defences_that_mix_labels_are_audited_too(tmp_path: Path) -> None:
     records = run_audit([scenario], tmp_path).records
     assert [record.status for record in records] == ["ok"] * 4
     assert all(record.psnr_fed is not None for record in records)
+
+
+class _Halving(Defence):
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: 0.5 * tensor for name, tensor in update.items()}
+
+
+def test_the_cost_says_how_far_the_upload_is_from_an_undefended_one() -> None:
+    setup = setup_of(batch_size=2, local_steps=2)
+    assert setup.observe(Defence(), 0).cost.gradient_distance == 0
+    assert setup.observe(_Halving(), 0).cost.gradient_distance == pytest.approx(0.5)
+    assert setup.observe(_Doubling(), 0).cost.gradient_distance == 0  # compared on the model that is trained
+
+
+class _Preparing(Defence):
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        self.sizes = [*getattr(self, "sizes", []), len(dataset)]
+        return Batch(1 - dataset.images, dataset.labels)
+
+
+class _Shrinking(Defence):
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        return Batch(dataset.images[:1], dataset.labels[:1])
+
+
+def test_a_defence_prepares_the_clients_data_once_before_the_round() -> None:
+    setup, defence = setup_of(batch_size=2, local_steps=3), _Preparing()
+    target = setup.observe(defence, 0)
+    assert defence.sizes == [6]
+    assert torch.allclose(target.fed.images, 1 - target.originals.images)
+    with pytest.raises(InputError, match="made 1 images of a client's 6"):
+        setup.observe(_Shrinking(), 0)

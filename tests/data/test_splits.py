@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedseal.core.errors import InputError
-from fedseal.data.dataset import ImageDataset, partition_iid, split_public
+from fedseal.data.dataset import ImageDataset, split_public
 
 
 def numbered(count: int) -> ImageDataset:
@@ -22,17 +22,6 @@ def numbered(count: int) -> ImageDataset:
 def numbers(dataset: ImageDataset) -> list[int]:
     pixels = dataset.images[:, 0, 0].to(torch.int64)
     return (pixels[:, 0] * 256 + pixels[:, 1]).tolist()
-
-
-@settings(deadline=None, max_examples=50)
-@given(size=st.integers(1, 400), data=st.data(), seed=st.integers(0, 2**63 - 1))
-def test_a_partition_deals_every_index_once_and_evenly(size: int, data: st.DataObject, seed: int) -> None:
-    clients = data.draw(st.integers(1, size))
-    parts = partition_iid(size, clients, seed)
-    assert len(parts) == clients
-    assert sorted(torch.cat(parts).tolist()) == list(range(size))
-    lengths = [len(part) for part in parts]
-    assert max(lengths) - min(lengths) <= 1
 
 
 @settings(deadline=None, max_examples=50)
@@ -56,20 +45,12 @@ def test_splits_follow_the_seed() -> None:
     first, again, other = (numbers(split_public(dataset, 0.3, seed)[1]) for seed in (1, 1, 2))
     assert first == again
     assert set(first) != set(other)
-    deals = [torch.cat(partition_iid(200, 7, seed)).tolist() for seed in (1, 1, 2)]
-    assert deals[0] == deals[1] != deals[2]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, float("nan"), float("inf")])
 def test_a_fraction_outside_zero_and_one_is_refused(fraction: float) -> None:
     with pytest.raises(InputError, match="strictly between 0 and 1"):
         split_public(numbered(10), fraction, 0)
-
-
-@pytest.mark.parametrize("clients", [0, -1, 6])
-def test_too_few_or_too_many_clients_are_refused(clients: int) -> None:
-    with pytest.raises(InputError, match=f"cannot deal 5 images to {clients} clients"):
-        partition_iid(5, clients, 0)
 
 
 def test_batches_are_floats_in_the_unit_interval() -> None:

@@ -94,7 +94,7 @@ def test_one_step_trains_the_locks_by_their_own_gradient():
     model = wrapped(defence)
     play(model, defence)
     start = defence.state_dict()
-    own = defence.unlocked(model)
+    own = defence.own_model(model)
     loss = nn.functional.cross_entropy(own(data().images), data().labels)
     names = list(locks_of(start))
     slopes = torch.autograd.grad(loss, [own.get_parameter(name) for name in names])
@@ -118,10 +118,10 @@ def test_clients_have_keys_of_their_own_and_need_them():
     play(model, alice, seed=1)
     play(model, bob, seed=2)
     images = data().images
-    outputs = [alice.unlocked(model)(images), bob.unlocked(model)(images), model(images)]
+    outputs = [alice.own_model(model)(images), bob.own_model(model)(images), model(images)]
     assert not torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
-    assert torch.equal(outputs[0], alice.unlocked(model)(images))
+    assert torch.equal(outputs[0], alice.own_model(model)(images))
 
 
 def test_scales_and_shifts_are_those_of_the_key():
@@ -138,7 +138,7 @@ def test_state_is_saved_and_foreign_state_refused():
     play(model, defence)
     twin = FedKL(key=8)
     twin.load_state_dict(defence.state_dict())
-    assert torch.equal(twin.unlocked(model)(data().images), defence.unlocked(model)(data().images))
+    assert torch.equal(twin.own_model(model)(data().images), defence.own_model(model)(data().images))
     with pytest.raises(UsageError, match="key of length 9"):
         FedKL(key=9).load_state_dict(defence.state_dict())
     assert "lock parameters" in defence.report().remarks[0]

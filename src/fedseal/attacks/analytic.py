@@ -1,9 +1,9 @@
 """Closed-form inversion of a first linear layer (Phong et al. 2018; ATTACKS.md 9).
 
 For y = W x + b the gradients obey dW = db x^T, so for one image x = dW[i] / db[i] for every neuron i that fired; over
-all neurons the least-squares solution x = db^T dW / |db|^2 is exact and averages noise away. For several images each
-row is a mixture, pure only where a neuron fired for a single one; the rows that look most like images and differ most
-are returned. A defence-aware attacker leaves withheld entries out of the sums.
+all neurons the least-squares solution x = db^T dW / |db|^2 is exact and averages noise away. For several images a row
+is exact where its neuron fired for a single one; `rows` finds those. A defence-aware attacker leaves withheld entries
+out of the sums.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedseal.attacks.labels import infer_labels
+from fedseal.attacks.rows import pick_images
 from fedseal.attacks.server_view import (
     attack_model,
     attack_parameters,
@@ -78,15 +79,23 @@ class FirstLayerInversion(Attack):
         rows, bias = gradient[layer.weight_name], gradient[layer.bias_name]
         count = image_count(observation)
         guess = infer_labels(observation, seed)
+        normalisation = input_normalisation(observation)
+        agreed = 0
         if count == 1:
             mask = rows != 0 if observation.knowledge.defence is not None else torch.ones_like(rows, dtype=torch.bool)
             inputs = _least_squares(rows, bias, mask).unsqueeze(0)
         else:
-            inputs = _distinct_rows(rows, bias, count)
-        normalisation = input_normalisation(observation)
+            shape = (1, *observation.knowledge.input_shape)
+            low, high = (normalisation(rows.new_full(shape, value)).flatten() for value in (0.0, 1.0))
+            sent = attack_parameters(observation)
+            fires_where_positive = bool((bias == 0).any())  # as behind ReLU, where silent neurons have no gradient
+            known = (sent[layer.weight_name], sent[layer.bias_name]) if fires_where_positive else None
+            found, agreed = pick_images(rows, bias, count, low, high, known)
+            inputs = torch.cat([found, ((low + high) / 2).expand(count - len(found), -1)])
         images = normalisation.undo(inputs.view(count, *observation.knowledge.input_shape)).clamp(0, 1)
         residual = (rows - torch.outer(bias, inputs[0])).norm() / rows.norm().clamp(min=1e-30)
-        notes = guess.notes if count == 1 else (*guess.notes, "several images: rows may be mixtures")
+        certain = f"{agreed} of {count} images were read off by several neurons alike; other rows may be mixtures"
+        notes = guess.notes if count == 1 else (*guess.notes, certain)
         return Reconstruction(images, guess.labels, float(residual), seconds=time.perf_counter() - start, notes=notes)
 
 
@@ -94,19 +103,3 @@ def _least_squares(rows: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     """Solve rows = bias x^T for x [D] in least squares over the entries in `mask`."""
     weights = bias.unsqueeze(1) * mask
     return (weights * rows).sum(0) / weights.square().sum(0).clamp(min=1e-30)
-
-
-def _distinct_rows(rows: Tensor, bias: Tensor, count: int) -> Tensor:
-    """Return `count` row quotients [count, D]: plausible as images first, then each farthest from those chosen."""
-    usable = bias.abs() > 1e-6 * bias.abs().max().clamp(min=1e-30)
-    quotients = rows[usable] / bias[usable].unsqueeze(1)
-    if len(quotients) == 0:
-        return rows.new_full((count, rows.shape[1]), 0.5)
-    implausible = (quotients - quotients.clamp(0, 1)).square().mean(1)
-    chosen = [int(implausible.argmin())]
-    distance = (quotients - quotients[chosen[0]]).square().mean(1)
-    while len(chosen) < min(count, len(quotients)):
-        chosen.append(int((distance - implausible).argmax()))
-        distance = torch.minimum(distance, (quotients - quotients[chosen[-1]]).square().mean(1))
-    picked = quotients[chosen]
-    return torch.cat([picked, picked[-1:].expand(count - len(picked), -1)])

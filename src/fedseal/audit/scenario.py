@@ -6,16 +6,13 @@ initialisation, auxiliary information, local steps, defence) plus what the attac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedseal.core.errors import InputError, UsageError
+from fedseal.audit.config_file import read_config, validate_config
 from fedseal.core.knowledge import BNMode
-from fedseal.core.registry import near_matches
 
 
 class _Config(BaseModel):
@@ -120,74 +117,9 @@ class Scenario(_Config):
 
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a YAML file; errors name file, line and key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no scenario file {path}.", hint="Run `fedseal audit` alone for the preset."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the scenario {path}: {error}.", hint="It must be a UTF-8 YAML file.") from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(
-            f"{path}, line {line}: {error.problem or error.context}.", hint="Check indentation, colons and quotes."
-        ) from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UsageError(f"{path}, line {line}: {error.reason}.", hint="Remove the character.") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
-    return validate_scenario(values, source=str(path), node=node)
+    return read_config(path, Scenario, command="audit")
 
 
-def validate_scenario(values: dict[str, Any], *, source: str, node: yaml.Node | None = None) -> Scenario:
-    """Validate plain values into a scenario; the error names the key, and the line where there is one."""
-    try:
-        return Scenario.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = [part for part in first["loc"] if part != "__root__"]
-        key = ".".join(map(str, path))
-        line = _line_of(node, path)
-        where = f"{source}, line {line}" if line else source
-        if first["type"] == "extra_forbidden":
-            raise UsageError(
-                f"{where}: there is no key {key!r}.", hint=near_matches(str(path[-1]), list(_known_keys(path)))
-            ) from error
-        raise UsageError(
-            f"{where}: key {key!r} cannot be {first['input']!r}: {_sentence(first['msg'])}.",
-            hint="`fedseal audit --help` and docs/scenario.md describe the keys.",
-        ) from error
-
-
-def _sentence(message: str) -> str:
-    return message[0].lower() + message[1:].removeprefix("alue error, ") if message else message
-
-
-def _known_keys(path: list[Any]) -> Iterator[str]:
-    model: type[BaseModel] = Scenario
-    for part in path[:-1]:
-        annotation = model.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
-    yield from model.model_fields
-
-
-def _line_of(node: yaml.Node | None, path: list[Any]) -> int | None:
-    line = None
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((k, v) for k, v in node.value if k.value == str(part)), None)
-            if pair is None:
-                return line
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            return line
-    return line
+def validate_scenario(values: dict[str, Any], *, source: str) -> Scenario:
+    """Validate plain values into a scenario; the error names the key."""
+    return validate_config(values, Scenario, source=source, command="audit")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from fedseal.audit.exchange import Exchange, joined
 from fedseal.audit.scenario import Scenario
+from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
-from fedseal.core.observation import Observation, Update
+from fedseal.core.observation import Observation
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.client import RoundConfig, client_round, set_mode
-from fedseal.federation.server import mean_update
+from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.models.registry import build_model
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
@@ -36,7 +37,7 @@ class Target:
     Attributes:
         originals: the private images behind the update, [B * local steps * clients, C, H, W].
         fed: what the model was fed instead, by a defence that changes data; the originals otherwise.
-        observation: what a naive attacker sees.
+        observation: what a naive attacker sees; of the last round, if an active one asked for several.
         cost: of the defence in this round.
     """
 
@@ -87,7 +88,16 @@ class Setup:
         like = next(self.model.parameters())
         return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
 
-    def observe(self, defence: Defence, target: int, *, model: nn.Module | None = None, name: str = "") -> Target:
+    def observe(
+        self,
+        defence: Defence,
+        target: int,
+        *,
+        model: nn.Module | None = None,
+        name: str = "",
+        attack: Attack | None = None,
+        seed: int = 0,
+    ) -> Target:
         """Run the round of one target's client, or clients, and return what the server sees of it.
 
         Args:
@@ -95,23 +105,24 @@ class Setup:
             target: which batch.
             model: from `wrapped_model`, if several targets are to share it.
             name: the defence's spec, which separates noise of different defences.
+            attack: whose server sends the model; one that is active alters it, and may ask for several rounds.
+            seed: of what such an attack draws.
         """
         model = model or self.wrapped_model(defence)
         shape = self.shape(defence)
-        config = replace(self.config, local_steps=shape.local_steps)
         batches = self.batches(target, shape)
-        rounds = []
-        for client in range(shape.clients):
-            source = generator(self.scenario.seed, "defence", name, target, *([client] if client else []))
-            own = batches[client * shape.local_steps : (client + 1) * shape.local_steps]
-            theirs = defence if client == 0 else copy.deepcopy(defence)
-            rounds.append(client_round(model, own, config, theirs, source, client=f"client-{target}-{client}"))
-        update = rounds[0].update if shape.clients == 1 else mean_update([done.update for done in rounds])
-        seen = Update(defence.server_view(update.tensors), update.kind)
-        originals = _joined(batches)
-        fed = _joined([batch for done in rounds for batch in done.fed])
-        knowledge = self._knowledge(shape, originals, rounds[0].bn_statistics)
-        return Target(originals, fed, Observation(model, seen, knowledge), rounds[0].cost)
+        originals = joined(batches)
+        exchange = Exchange(
+            batches,
+            replace(self.config, local_steps=shape.local_steps),
+            [defence, *(copy.deepcopy(defence) for _ in range(shape.clients - 1))],
+            partial(self._knowledge, shape, originals),
+            seed=self.scenario.seed,
+            stream=(name, target),
+        )
+        knowledge = self._knowledge(shape, originals, {})
+        observation = exchange([model]) if attack is None else attack.provoke(model, knowledge, exchange, seed)
+        return Target(originals, exchange.fed, observation, exchange.cost)
 
     def _knowledge(
         self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -141,7 +152,7 @@ def make_aware(observation: Observation, defence: Defence) -> Observation:
 
 def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: str = "cpu") -> Setup:
     """Load the data, split it, build and check the model."""
-    where = _device(device)
+    where = find_device(device)
     dataset = DATASETS.build(scenario.data, data_root=data_root)
     private, public = split_public(dataset, scenario.public_fraction, scenario.seed)
     images = _images_per_target(scenario)
@@ -182,11 +193,8 @@ def _images_per_target(scenario: Scenario) -> int:
     return max(build_defence(name).reshape(plain).images for name in (*scenario.defences, "none"))
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
-
-
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Return the device of that name, or refuse one that does not work here."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

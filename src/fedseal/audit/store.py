@@ -19,6 +19,7 @@ from typing import Any, Self, TextIO, TypeVar
 from fedseal.audit.records import TrialRecord
 from fedseal.core.errors import InputError, StorageError
 from fedseal.core.files import storage_error, write_atomically
+from fedseal.federation.simulation.history import RoundRecord
 
 T = TypeVar("T")
 
@@ -81,6 +82,21 @@ class Store:
             raise self._error(error) from error
         return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows if key in wanted}
 
+    def save_rounds(self, training: str, rounds: Iterable[RoundRecord]) -> None:
+        """Add rounds of a training in one transaction; one that is there already is replaced."""
+        rows = [(training, record.round, record.model_dump_json()) for record in rounds]
+        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
+
+    def load_rounds(self, training: str) -> tuple[RoundRecord, ...]:
+        """Return the rounds there are of a training, in order."""
+        try:
+            rows = self._db.execute(
+                "SELECT record FROM rounds WHERE training = ? ORDER BY round", (training,)
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return tuple(self._parse(RoundRecord.model_validate_json, text) for (text,) in rows)
+
     def set_meta(self, values: dict[str, Any]) -> None:
         """Write named JSON values in one transaction."""
         rows = [(name, json.dumps(value)) for name, value in values.items()]
@@ -115,6 +131,10 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
         self._db.execute("CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS rounds "
+            "(training TEXT, round INTEGER, record TEXT NOT NULL, PRIMARY KEY (training, round))"
+        )
 
     def _write(self, action: Any) -> None:
         try:

@@ -72,17 +72,17 @@ class TrialRunner:
     def _attack(self, job: Job, progress: Progress | None) -> list[Outcome]:
         defences = [build_defence(job.defence) for _ in job.trials]
         model = self._setup.wrapped_model(defences[0])
-        targets = [
-            self._setup.observe(defence, trial.target, model=model, name=job.defence)
-            for defence, trial in zip(defences, job.trials, strict=True)
-        ]
         attack = ATTACKS.build(job.attack)
+        seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
+        targets = [
+            self._setup.observe(defence, trial.target, model=model, name=job.defence, attack=attack, seed=seed)
+            for defence, trial, seed in zip(defences, job.trials, seeds, strict=True)
+        ]
         observations = [
             make_aware(target.observation, defence) if job.aware else target.observation
             for target, defence in zip(targets, defences, strict=True)
         ]
         attack.check(observations[0])
-        seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
         truth = torch.stack([target.originals.images for target in targets])
 
         def listen(done: float, images: Tensor) -> None:

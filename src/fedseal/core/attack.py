@@ -1,4 +1,8 @@
-"""The contract of an attack: it sees observations, a budget and seeds, and returns reconstructions."""
+"""The contract of an attack: it sees observations, a budget and seeds, and returns reconstructions.
+
+A passive server sends the model as it is and looks at the answer. An active one chooses what it sends: its attack
+overrides `provoke`, which plays the rounds that end in the observation, before any image is rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal.core.errors import CapabilityError
+from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Registry
@@ -20,6 +25,13 @@ class Listener(Protocol):
 
     def __call__(self, done: float, images: Tensor) -> None:
         """Take the finished fraction and the current images [K, B, C, H, W] of the K running targets."""
+
+
+class Ask(Protocol):
+    """One round of the attacked clients, on the same data each time: models out, the server's view of the answer in."""
+
+    def __call__(self, models: Sequence[nn.Module]) -> Observation:
+        """Send one model to all clients, or one to each in turn; the observation's model is the first client's."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,21 @@ class Attack(ABC):
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
+    def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
+        """Play the server's part until there is something to attack; a passive server sends the model as it is.
+
+        An active attack never changes `model` itself: it sends altered copies, says so in the knowledge's `altered`
+        and keeps what it must remember of them in the observation's `memory`.
+        """
+        return ask([model])
+
     def check(self, observation: Observation) -> None:
         """Refuse an observation that does not grant what the attack needs, or whose model it cannot attack."""
-        missing = sorted(self.needs - observation.knowledge.granted())
+        self.check_knowledge(observation.knowledge)
+
+    def check_knowledge(self, knowledge: Knowledge) -> None:
+        """Refuse a threat model that does not grant what the attack needs."""
+        missing = sorted(self.needs - knowledge.granted())
         if missing:
             raise CapabilityError(
                 f"{type(self).__name__} needs {', '.join(missing)}, which the threat model does not grant.",

@@ -42,6 +42,7 @@ class Knowledge:
         normalisation: between image and model input.
         auxiliary: public data of the same kind, disjoint from every client's.
         defence: what a defence-aware attacker knows of the defence; None for a naive one.
+        altered: how an active server changed the model it sent, in words; None for an honest one.
     """
 
     input_shape: tuple[int, int, int]
@@ -58,6 +59,7 @@ class Knowledge:
     normalisation: Normalisation | None = None
     auxiliary: Batch | None = None
     defence: AttackerView | None = None
+    altered: str | None = None
 
     def granted(self) -> frozenset[str]:
         """Return the names of all capabilities that were given."""
@@ -66,7 +68,7 @@ class Knowledge:
     def ledger(self) -> dict[str, str]:
         """Return every capability with what was given, in words a privacy officer can read."""
         return {
-            "model": "architecture, weights and loss, as any server has them",
+            "model": _describe_model(self.altered),
             "image shape": "x".join(map(str, self.input_shape)),
             "classes": str(self.num_classes),
             "loss reduction": self.loss_reduction,
@@ -87,6 +89,11 @@ _BN_WORDS: dict[BNMode, str] = {
     "train-nostats": "the client uses batch statistics, which the server does not see",
     "train-exact-stats": "the client uses batch statistics and the server receives them",
 }
+
+
+def _describe_model(altered: str | None) -> str:
+    honest = "architecture, weights and loss, as any server has them"
+    return honest if altered is None else f"{honest}; the server altered the model: {altered}"
 
 
 def _given(value: float | None) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torch import nn
 
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.tensors import Tensors, check_finite, check_like
+
+UpdateKind: TypeAlias = Literal["gradient", "delta"]
+"""A loss gradient, or the weight change `new - old`."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Update:
     """
 
     tensors: Tensors
-    kind: Literal["gradient", "delta"] = "gradient"
+    kind: UpdateKind = "gradient"
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,13 @@ class Observation:
         model: the global model as sent, its modules in the mode the client uses; attacks never change it.
         update: as received, after every defence.
         knowledge: the attacker's capabilities.
+        memory: what an active attacker remembers of the model it sent; None for a passive one.
     """
 
     model: nn.Module
     update: Update
     knowledge: Knowledge
+    memory: object = None
 
     def __post_init__(self) -> None:
         check_like(self.update.tensors, self.parameters, "update")

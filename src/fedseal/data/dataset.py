@@ -80,11 +80,3 @@ def split_public(dataset: ImageDataset, fraction: float, seed: int) -> tuple[Ima
             hint="Choose a fraction strictly between 0 and 1.",
         )
     return dataset.subset(order[count:]), dataset.subset(order[:count])
-
-
-def partition_iid(size: int, clients: int, seed: int) -> list[Tensor]:
-    """Deal `size` indices to clients at random, sizes differing by at most one."""
-    if not 0 < clients <= size:
-        raise InputError(f"cannot deal {size} images to {clients} clients.", hint="Use fewer clients.")
-    order = torch.randperm(size, generator=generator(seed, "partition-iid"))
-    return list(torch.tensor_split(order, clients))

@@ -110,13 +110,13 @@ class FedKL(Defence):
         """Keep the trained locks, and upload zeros in their place."""
         trained = dict(context.model.named_parameters())
         for name in self._state.keys() & update.keys():
-            if context.step == 0:  # one local step: the update is the gradient, which no one has applied yet
+            if context.kind == "gradient":  # which no one has applied yet
                 self._state[name] = self._state[name] - context.learning_rate * update[name]
             else:
                 self._state[name] = trained[name].detach().clone()
         return {name: torch.zeros_like(t) if name in self._state else t for name, t in update.items()}
 
-    def unlocked(self, model: nn.Module) -> nn.Module:
+    def own_model(self, model: nn.Module) -> nn.Module:
         """Return a copy of a global model with this client's key and locks, as the client would evaluate it."""
         own = copy.deepcopy(model)
         self._install(own)

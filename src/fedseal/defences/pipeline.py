@@ -166,7 +166,7 @@ class Pipeline(Defence):
         return replace(merged, remarks=merged.remarks + rules.remarks(self.members))
 
     def attacker_view(self) -> AttackerView:
-        """Chain the members' simulations, and undo in reverse; the last noise law or penalty is the one that is seen."""
+        """Chain the members' simulations, and undo in reverse; the last noise law or penalty is what is seen."""
         views = [member.attacker_view() for member in self.members]
 
         def simulate(gradient: Tensors, observed: Tensors) -> Tensors:

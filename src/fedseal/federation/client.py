@@ -1,7 +1,7 @@
 """One client's round: batches in, an update out, through every hook of its defence.
 
-With one local step the update is the loss gradient (FedSGD); with more it is the weight change after that many SGD
-steps (FedAvg), one batch each.
+With one local step the update is the loss gradient (FedSGD) unless the weight change is asked for; with more it is
+the weight change after that many SGD steps (FedAvg), one batch each.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Classifier, CostReport, Defence, Loss, RoundContext, merge_reports
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import BNMode
-from fedseal.core.observation import Update
+from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.loss import cross_entropy_loss
 from fedseal.federation.wire import encode
-from fedseal.metrics.gradient import density, relative_distance
+from fedseal.metrics.gradient import density
 
 T = TypeVar("T")
 BNStatistics = dict[str, tuple[Tensor, Tensor]]
@@ -40,18 +40,33 @@ class RoundConfig:
     Attributes:
         local_steps: SGD steps per round.
         learning_rate: of those steps.
+        momentum: of those steps; every round starts without any.
         bn_mode: batch normalisation with running (`eval`) or batch statistics.
         train_mode: whether dropout and the like are active.
         loss_reduction: over the batch.
         normalisation: between images and model.
+        upload: what is sent; `auto` is the gradient after one step and the weight change after more.
     """
 
     local_steps: int = 1
     learning_rate: float = 0.1
+    momentum: float = 0.0
     bn_mode: BNMode = "eval"
     train_mode: bool = False
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalisation: Normalisation = IDENTITY
+    upload: Literal["auto", "gradient", "delta"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.upload == "gradient" and self.local_steps > 1:
+            raise InputError(f"{self.local_steps} local steps have no one gradient.", hint="Upload the weight change.")
+
+    @property
+    def kind(self) -> UpdateKind:
+        """What an update is."""
+        if self.upload == "auto":
+            return "gradient" if self.local_steps == 1 else "delta"
+        return self.upload
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class ClientRound:
         update: as uploaded.
         fed: the batches the model really saw, after data-side defences.
         bn_statistics: batch mean and variance per normalisation layer, of the first step.
-        cost: measured.
+        cost: measured; without `gradient_distance`, which needs the round as it is without a defence (`plain_update`).
     """
 
     update: Update
@@ -101,65 +116,116 @@ def client_round(
         round_number: for the defence's context.
         client: its name, likewise.
     """
-    if len(batches) != config.local_steps:
-        raise InputError(f"{config.local_steps} local steps need as many batches, got {len(batches)}.")
-    defended = _train(model, batches, config, defence, generator, round_number, client)
-    plain = _train(model, batches, config, Defence(), generator, round_number, client)
-    check_finite(defended.update, "client update")
-    kind: Literal["gradient", "delta"] = "gradient" if config.local_steps == 1 else "delta"
-    comparable = plain.update.keys() == defended.update.keys()
+    trained = train(model, batches, config, defence, generator, round_number=round_number, client=client)
+    check_finite(trained.update.tensors, "client update")
     cost = merge_reports(
         [defence.report()],
-        bytes_up=len(encode(defended.update)),
-        seconds=defended.hook_seconds,
-        density=density(defended.update),
-        gradient_distance=relative_distance(plain.update, defended.update) if comparable else None,
+        bytes_up=len(encode(trained.update.tensors)),
+        seconds=trained.hook_seconds,
+        density=density(trained.update.tensors),
     )
-    return ClientRound(Update(defended.update, kind), defended.fed, defended.bn_statistics, cost)
+    return ClientRound(trained.update, trained.fed, trained.bn_statistics, cost)
+
+
+def plain_update(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    config: RoundConfig,
+    generator: torch.Generator,
+    *,
+    round_number: int = 0,
+    client: str = "client-0",
+) -> Update:
+    """Return what the client of a `client_round` with these arguments would upload without a defence.
+
+    Dropout and the like draw as they did there, so that the difference is the defence's alone.
+    """
+    return train(model, batches, config, Defence(), generator, round_number=round_number, client=client).update
 
 
 @dataclass(frozen=True)
-class _Trained:
-    update: Tensors
+class Trained:
+    """What local training left behind, before anything of it is checked or coded.
+
+    Attributes:
+        update: after every hook.
+        fed: the batches the model really saw.
+        bn_statistics: batch mean and variance per normalisation layer, of the first step.
+        buffers: of the trained copy: running statistics where they moved.
+        hook_seconds: time spent in the defence's hooks.
+    """
+
+    update: Update
     fed: tuple[Batch, ...]
     bn_statistics: BNStatistics
+    buffers: Tensors
     hook_seconds: float
 
 
-def _train(
+def train(
     model: nn.Module,
     batches: Sequence[Batch],
     config: RoundConfig,
     defence: Defence,
     generator: torch.Generator,
-    round_number: int,
-    client: str,
-) -> _Trained:
-    clock = _HookClock()
-    local = set_mode(copy.deepcopy(model), config)
+    *,
+    round_number: int = 0,
+    client: str = "client-0",
+    workspace: nn.Module | None = None,
+) -> Trained:
+    """Train a copy of `model`, one batch per local step, and return the update.
+
+    Arguments as for `client_round`; `workspace` is a copy of the model to be overwritten, which spares making one per
+    client. What is returned shares no memory with it, but for the buffers.
+    """
+    if len(batches) != config.local_steps:
+        raise InputError(f"{config.local_steps} local steps need as many batches, got {len(batches)}.")
+    clock = HookClock()
+    local = set_mode(copy.deepcopy(model) if workspace is None else _overwritten(workspace, model), config)
     loss = _with_extra(cross_entropy_loss(config.normalisation, config.loss_reduction), defence, local)
-    before = {name: p.detach().clone() for name, p in local.named_parameters() if p.requires_grad}
     fed: list[Batch] = []
     statistics: BNStatistics = {}
     gradient: Tensors = {}
-    context = RoundContext(local, loss, generator, round_number, 0, config.learning_rate, client)
+    velocity: dict[str, Tensor] = {}
+    context = RoundContext(local, loss, generator, round_number, 0, config.learning_rate, client, kind=config.kind)
     for step, batch in enumerate(batches):
-        context = RoundContext(local, loss, generator, round_number, step, config.learning_rate, client)
+        context = replace(context, step=step, batch=None)
         fed.append(clock(defence.on_batch, batch, context))
         context = replace(context, batch=fed[-1])
-        with record_bn_statistics(local) as recorded, _client_randomness(context):
+        with record_bn_statistics(local) as recorded, client_randomness(context):
             gradient = _gradient(local, fed[-1], loss, defence, context, clock)
         statistics = statistics or recorded
         gradient = clock(defence.on_gradient, gradient, context)
-        if config.local_steps > 1:
-            with torch.no_grad():
-                for name, parameter in local.named_parameters():
-                    if name in gradient:
-                        parameter.sub_(gradient[name], alpha=config.learning_rate)
-    if config.local_steps > 1:
-        after = dict(local.named_parameters())
-        gradient = {name: after[name].detach() - value for name, value in before.items()}
-    return _Trained(clock(defence.on_update, gradient, context), tuple(fed), statistics, clock.seconds)
+        if config.kind == "delta":
+            _step(local, gradient, velocity, config)
+    if config.kind == "delta":
+        before, after = dict(model.named_parameters()), dict(local.named_parameters())
+        gradient = {name: after[name].detach() - before[name].detach() for name in gradient}
+    update = Update(clock(defence.on_update, gradient, context), config.kind)
+    return Trained(update, tuple(fed), statistics, dict(local.named_buffers()), clock.seconds)
+
+
+def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the workspace with the model's parameters and buffers."""
+    with torch.no_grad():
+        for own, value in zip(workspace.parameters(), model.parameters(), strict=True):
+            own.copy_(value)
+        for kept, buffer in zip(workspace.buffers(), model.buffers(), strict=True):
+            kept.copy_(buffer)
+    return workspace
+
+
+def _step(local: nn.Module, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
+    """Take one step of SGD; `velocity` is the optimiser's state."""
+    with torch.no_grad():
+        for name, parameter in local.named_parameters():
+            if name not in gradient:
+                continue
+            direction = gradient[name]
+            if config.momentum:
+                last = velocity.get(name)
+                direction = velocity[name] = direction if last is None else last * config.momentum + direction
+            parameter.sub_(direction, alpha=config.learning_rate)
 
 
 def _with_extra(loss: Loss, defence: Defence, model: nn.Module) -> Loss:
@@ -179,7 +245,7 @@ def _gradient(
     loss: Loss,
     defence: Defence,
     context: RoundContext,
-    clock: _HookClock,
+    clock: HookClock,
 ) -> Tensors:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if defence.needs_sample_grads:
@@ -212,11 +278,16 @@ def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Te
 
 
 @contextmanager
-def _client_randomness(context: RoundContext) -> Iterator[None]:
+def client_randomness(context: RoundContext) -> Iterator[None]:
     """Seed what modules draw from the global generator (dropout) by round and step, and leave no trace there."""
     device = next(context.model.parameters()).device
+    seed = derive_seed(context.generator.initial_seed(), "client", context.round, context.step)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(context.generator.initial_seed(), "client", context.round, context.step))
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed also notes a stack trace for every device there is
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield
 
 
@@ -245,13 +316,14 @@ def record_bn_statistics(model: nn.Module) -> Iterator[BNStatistics]:
             handle.remove()
 
 
-class _HookClock:
+class HookClock:
     """Calls hooks and adds up their time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, hook: Callable[..., T], *arguments: object) -> T:
+        """Return what a hook returns."""
         start = time.perf_counter()
         result = hook(*arguments)
         self.seconds += time.perf_counter() - start

@@ -129,6 +129,10 @@ class Lpips(nn.Module):
         pairs = zip(torch.split(a, step), torch.split(b, step), strict=True)
         return torch.cat([self._distance(self._prepare(x), self._prepare(y)) for x, y in pairs])
 
+    def differentiable(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the distances as `forward` does, [B], keeping gradients and without its checks."""
+        return self._distance(self._prepare(a), self._prepare(b))
+
     def _prepare(self, images: Tensor) -> Tensor:
         device = self.heads[0].device
         images = images.to(device, torch.float32).expand(-1, 3, -1, -1)
@@ -145,13 +149,14 @@ class Lpips(nn.Module):
             x, y = layer(x), layer(y)
             if index in self._taps:
                 difference = (_normalise(x) - _normalise(y)).square()
-                total += torch.einsum("bchw,c->bhw", difference, next(heads)).mean(dim=(1, 2))
+                total = total + torch.einsum("bchw,c->bhw", difference, next(heads)).mean(dim=(1, 2))
         return total
 
 
 def _normalise(features: Tensor) -> Tensor:
     """Scale the feature vector at each position to unit length; zero vectors stay zero."""
-    return features / (features.square().sum(dim=1, keepdim=True).sqrt() + _EPS)
+    length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    return features / (length + _EPS)
 
 
 def load_lpips(directory: Path | None = None, net: Net = "alex") -> Lpips | None:

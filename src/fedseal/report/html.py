@@ -65,7 +65,7 @@ def render_html(run: Run, *, redact: bool = False) -> str:
     verdict = run.verdict()
     worst = worst_cell(verdict.cells)
     text = (
-        _environment()
+        template_environment()
         .get_template("report.html")
         .render(
             run=run,
@@ -128,7 +128,8 @@ def _settings(run: Run) -> tuple[Settings, ...]:
 
 
 @cache
-def _environment() -> Environment:
+def template_environment() -> Environment:
+    """Return the environment all pages are rendered in: everything is escaped, an unknown name is an error."""
     environment = Environment(
         loader=PackageLoader("fedseal.report"),
         autoescape=True,
@@ -148,6 +149,7 @@ def _environment() -> Environment:
             "number": words.number,
             "plural": words.plural,
             "significant": words.significant,
+            "size": words.size,
             "shell_words": words.shell_words,
             "slug": words.slug,
             "span": words.span,

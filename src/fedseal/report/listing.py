@@ -11,6 +11,7 @@ from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Registry, near_matches
+from fedseal.data.partition import PARTITIONERS
 from fedseal.data.registry import DATASETS
 from fedseal.models.registry import MODELS
 
@@ -19,6 +20,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "defences": DEFENCES,
     "models": MODELS,
     "data": DATASETS,
+    "partitions": PARTITIONERS,
 }
 _SUPPLIED = {"input_shape", "num_classes", "data_root"}
 

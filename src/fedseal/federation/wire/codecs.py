@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +102,7 @@ class Grid:
         return torch.equal(_integers(back), _integers(values))
 
 
-_FORMULAS: tuple[Callable[[Tensor, Tensor, int], Tensor], ...] = (
+_FORMULAS: tuple[Callable[[Tensor, Tensor, int | Tensor], Tensor], ...] = (
     lambda levels, scale, steps: (levels.double() * (scale.double() / steps)).to(scale.dtype),
     lambda levels, scale, steps: levels / steps * scale,
     lambda levels, scale, steps: levels * scale / steps,
@@ -186,18 +187,43 @@ def find_grid(values: Tensor) -> Grid | None:
     if values.numel() < 2 or not 0 < float(scale := values.abs().max()) < torch.inf:
         return None
     sample = values[:: -(-values.numel() // _SAMPLE)]
-    widths = range(1, _MANTISSA[values.dtype] + 1)
-    steps = torch.tensor([Grid(scale, width, 0).steps for width in widths], dtype=torch.float64)
+    widths, steps = range(1, _MANTISSA[values.dtype] + 1), _all_steps(values.dtype)
     scaled = sample.abs().double() / scale.double() * steps[:, None]
     misfit = (scaled - scaled.round()).abs().amax(1)
     misfit[0] = (scaled[0] - 1).abs().max()  # one bit holds a sign and no zero
     near = misfit <= 4 * torch.finfo(values.dtype).eps * steps
-    for width in (width for width, fits in zip(widths, near.tolist(), strict=True) if fits):
-        for formula in range(len(_FORMULAS) if width > 2 else 1):
-            grid = Grid(scale, width, formula)
-            if grid.holds(sample) and (sample.numel() == values.numel() or _holds_all(grid, values)):
-                return grid
+    fitting = [width for width, fits in zip(widths, near.tolist(), strict=True) if fits]
+    for width, formula in _reproducing(sample, scale, fitting):
+        grid = Grid(scale, width, formula)
+        if grid.holds(sample) and (sample.numel() == values.numel() or _holds_all(grid, values)):
+            return grid
     return None
+
+
+@cache
+def _all_steps(dtype: torch.dtype) -> Tensor:
+    """Return the level of the largest magnitude for every width of a dtype from 1 upwards, float64."""
+    one = torch.ones(())
+    return torch.tensor([Grid(one, width, 0).steps for width in range(1, _MANTISSA[dtype] + 1)], dtype=torch.float64)
+
+
+def _reproducing(sample: Tensor, scale: Tensor, widths: list[int]) -> list[tuple[int, int]]:
+    """Return the widths and formulas that give back a sample [n] bit for bit, coarsest first, found all at once.
+
+    Wide grids are so fine that every value lies near a level; few then come back exactly, and each must be tried.
+    """
+    narrow = [(width, 0) for width in widths if width <= 2]  # one formula, and no level between zero and the largest
+    wide = [width for width in widths if width > 2]
+    if not wide:
+        return narrow
+    steps = _all_steps(sample.dtype)[[width - 1 for width in wide], None]
+    levels = (sample.abs().double() / scale.double() * steps).round().to(sample.dtype)
+    wanted = _integers(sample.abs())
+    exact = [
+        (_integers(formula(levels, scale, steps if index == 0 else steps.to(sample.dtype))) == wanted).all(1).tolist()
+        for index, formula in enumerate(_FORMULAS)  # the first computes in double precision throughout
+    ]
+    return narrow + [(w, f) for place, w in enumerate(wide) for f in range(len(_FORMULAS)) if exact[f][place]]
 
 
 def _holds_all(grid: Grid, values: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Parts of the detector's calibration."""

@@ -1,0 +1,69 @@
+"""Honest checkpoints: several models on embedded data, from initialisation to trained, and what the detector reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from fedseal.core.seeds import generator
+from fedseal.data.registry import DATASETS
+from fedseal.detection.detector import detect
+from fedseal.models.registry import build_model
+
+MODELS = (
+    "mlp",
+    "mlp:width=64,depth=1",
+    "lenet",
+    "lenet-relu",
+    "convnet:width=16",
+    "resnet10:width=8",
+    "vit-tiny:width=48,depth=2",
+)
+DATA = ("digits", "faces:size=24")
+STAGES = (0, 3, 10, 30, 100, 200)
+TRAINED_WITH, ANSWERED_WITH = 32, 16
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One honest model and what was read from it, by check."""
+
+    model: str
+    data: str
+    seed: int
+    step: int
+    values: dict[str, float]
+
+
+def checkpoints(seeds: range) -> Iterator[Checkpoint]:
+    """Train every model on every data set with every seed, and read it at every stage.
+
+    Even seeds answer with batch statistics, odd ones with running ones.
+    """
+    for data in DATA:
+        dataset = DATASETS.build(data)
+        for name in MODELS:
+            for seed in seeds:
+                model = build_model(name, input_shape=dataset.shape, num_classes=len(dataset.classes), seed=seed)
+                optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+                source = generator(seed, "honest", name)
+                for step in range(STAGES[-1] + 1):
+                    if step in STAGES:
+                        model.train(seed % 2 == 0)
+                        batch = dataset.batch(_draw(len(dataset), ANSWERED_WITH, source))
+                        found = detect(model, batch, normalisation=dataset.normalisation)
+                        yield Checkpoint(name, data, seed, step, {r.check: r.value for r in found.readings})
+                    model.train()
+                    batch = dataset.batch(_draw(len(dataset), TRAINED_WITH, source))
+                    loss = F.cross_entropy(model(dataset.normalisation(batch.images)), batch.labels)
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+
+
+def _draw(size: int, count: int, source: torch.Generator) -> torch.Tensor:
+    return torch.randperm(size, generator=source)[:count]

@@ -1,0 +1,167 @@
+"""Seconds per round: fedseal's in-process engine, a bare PyTorch loop, and Flower's simulation.
+
+    python bench/federation.py [--quick] [--models lenet,resnet18] [--clients 10,100] [--rounds 5] [--clock cpu]
+
+Every engine runs the same federation: FedAvg, all clients in every round, the same model, batches of the same size,
+plain SGD. fedseal and the loop take turns on one thread, so that a machine that slows down slows both; the medians are
+compared. With `--clock cpu` their time is the processor's, which is usable on a busy machine. Flower runs in a process
+of its own on all cores, by the wall clock. Then come rounds of 10, 100 and 1000 clients by fedseal alone, in fresh
+processes: seconds per client, and the peak of memory. Results go to bench/out/federation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedbench.cases import Case, client_data
+from fedbench.engines import by_fedseal, by_hand
+
+HERE = Path(__file__).parent
+OUT = HERE / "out" / "federation.json"
+WORK = {"lenet": (2, 32), "resnet18": (1, 8)}
+"""Local steps and batch size per model."""
+GROWTH = (10, 100, 1000)
+LIMIT_LOOP, LIMIT_FLOWER = 1.5, 3.0
+
+
+def in_turns(case: Case, rounds: int, clock: Any) -> tuple[list[float], list[float]]:
+    """Return the seconds per round of fedseal and of the loop, measured alternately."""
+    data = [client_data(case, client) for client in range(case.clients)]
+    ours: list[float] = []
+    bare: list[float] = []
+    for turn in range(rounds):
+        engines = [(ours, by_fedseal), (bare, by_hand)]
+        for times, engine in engines if turn % 2 else reversed(engines):
+            times += engine(case, data, 1, clock)[0]
+    return ours, bare
+
+
+def worker(module: str, case: Case, rounds: int, marker: str, timeout: float) -> Any:
+    """Run a worker and return what it prints after its marker; None if it fails or takes too long."""
+    arguments = [case.model, case.clients, case.steps, case.batch, rounds]
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            cwd=HERE,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    lines = [line for line in done.stdout.splitlines() if line.startswith(marker)]
+    if not lines:
+        sys.stderr.write(done.stderr[-2000:])
+        return None
+    return json.loads(lines[-1].removeprefix(marker))
+
+
+def flower_seconds(case: Case, rounds: int, timeout: float) -> tuple[list[float] | None, str]:
+    """Return Flower's seconds per round, or why there are none."""
+    for package in ("flwr", "ray"):
+        if importlib.util.find_spec(package) is None:
+            return None, f"{package} is not installed: pip install 'fedseal[flower]' 'flwr[simulation]'"
+    seconds = worker("fedbench.flower_worker", case, rounds, "SECONDS ", timeout)
+    return (seconds, "") if seconds else (None, f"failed, or took more than {timeout:.0f} s")
+
+
+def compare(case: Case, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure one case by all engines."""
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+    with console.status(case.name):
+        ours, bare = in_turns(case, options.rounds, clock)
+        flower, why = (None, "left out") if options.no_flower else flower_seconds(case, 2, options.timeout)
+        wall = by_fedseal(case, [client_data(case, c) for c in range(case.clients)], 1)[0] if flower else []
+    return {
+        "model": case.model,
+        "clients": case.clients,
+        "steps": case.steps,
+        "batch": case.batch,
+        "fedseal": ours,
+        "loop": bare,
+        "flower": flower,
+        "flower_remark": why,
+        "to_loop": statistics.median(ours) / statistics.median(bare),
+        "flower_to_fedseal": statistics.median(flower) / statistics.median(wall) if flower else None,
+    }
+
+
+def grow(rounds: int, timeout: float, console: Console) -> list[dict[str, Any]]:
+    """Measure fedseal with more and more clients."""
+    results = []
+    for clients in GROWTH:
+        with console.status(f"{clients} clients"):
+            found = worker("fedbench.memory_worker", Case("lenet", clients, 1, 8), rounds, "RESULT ", timeout)
+        if found is not None:
+            per_client = statistics.median(found["seconds"]) / clients
+            results.append({"clients": clients, "per_client": per_client, "peak_mb": found["peak_mb"]})
+    return results
+
+
+def show(console: Console, results: list[dict[str, Any]], growth: list[dict[str, Any]], clock: str) -> None:
+    """Print what was measured, beside what must hold."""
+    table = Table(title=f"milliseconds per round and client ({clock} time; Flower: wall time, all cores)")
+    for heading in ("case", "fedseal", "loop", "ratio", "Flower", "Flower / fedseal"):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for one in results:
+        case = Case(one["model"], one["clients"], one["steps"], one["batch"])
+        each = [1e3 * statistics.median(one[engine]) / case.clients for engine in ("fedseal", "loop")]
+        flower = f"{1e3 * statistics.median(one['flower']) / case.clients:,.1f}" if one["flower"] else "-"
+        faster = f"{one['flower_to_fedseal']:.1f}x" if one["flower"] else one["flower_remark"]
+        table.add_row(case.name, f"{each[0]:,.1f}", f"{each[1]:,.1f}", f"{one['to_loop']:.2f}x", flower, faster)
+    console.print(table)
+    console.print(f"Wanted: at most {LIMIT_LOOP}x the loop at 10 clients, Flower at least {LIMIT_FLOWER}x slower.")
+    if growth:
+        table = Table(title="fedseal alone: lenet, 1 x 8 images, processor time")
+        for heading in ("clients", "ms per client", "peak memory (MB)"):
+            table.add_column(heading, justify="right")
+        for row in growth:
+            table.add_row(str(row["clients"]), f"{1e3 * row['per_client']:.2f}", f"{row['peak_mb']:,.0f}")
+        console.print(table)
+
+
+def main() -> None:
+    """Read the command line, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="LeNet and 10 clients, few rounds")
+    parser.add_argument("--models", default="lenet,resnet18", help="comma-separated, of " + ", ".join(WORK))
+    parser.add_argument("--clients", default="10,100", help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=5, help="measured per engine, each after one to warm up")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--no-flower", action="store_true", help="leave Flower out")
+    parser.add_argument("--no-growth", action="store_true", help="leave out the rounds of up to 1000 clients")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for Flower, per case")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console()
+    models = ["lenet"] if options.quick else options.models.split(",")
+    counts = [10] if options.quick else [int(text) for text in options.clients.split(",")]
+    options.rounds = 3 if options.quick else options.rounds
+    results = [compare(Case(model, count, *WORK[model]), options, console) for model in models for count in counts]
+    growth = [] if options.no_growth else grow(1, options.timeout, console)
+    show(console, results, growth, "processor" if options.clock == "cpu" else "wall")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"torch": torch.__version__, "threads": 1, "clock": options.clock, "cores": os.cpu_count()}
+    document = {"environment": environment, "results": results, "growth": growth}
+    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    console.print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

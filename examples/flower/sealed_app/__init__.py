@@ -1,0 +1,1 @@
+"""A Flower app that trains under a fedseal defence named in its run config."""

@@ -1,0 +1,206 @@
+"""`loki` (Zhao et al., S&P 2024): kernels of one's own for every client, so that an aggregate falls apart again.
+
+In front of the model stand a convolution with C kernels for each client, a linear layer that bins images by their mean
+brightness, and one back to the input's shape. Client z receives identity kernels, scaled by `csf`, at its own channels
+and zeros elsewhere, so its gradient of the binning layer lives in its own block of columns and survives secure
+aggregation. The bias does not fall apart: images are read from the weights up to scale. The large `csf` keeps the
+linear weights small, so that local steps hardly move what fires (ATTACKS.md 10). Threat model: active server, a model
+for each client. Departures: kernels undo the input's normalisation; the last linear layer is scaled to the input's
+range where the released code has 1000; `rescale=bin` uses that the bin gives the mean brightness, the default is
+min-max as published.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedseal.attacks.active.bins import bin_edges
+from fedseal.attacks.active.imprint import spread_evenly
+from fedseal.attacks.active.server import (
+    ActiveAttack,
+    altered,
+    filled,
+    labels_of,
+    normalisation_of,
+    public_inputs,
+    put_in_front,
+    recall,
+)
+from fedseal.attacks.server_view import estimated_gradient, image_count
+from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.batch import Normalisation
+from fedseal.core.errors import CapabilityError, InputError
+from fedseal.core.knowledge import Knowledge
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+
+Rescale: TypeAlias = Literal["minmax", "bin"]
+"""How an image known up to scale is brought to [0, 1]: its darkest and brightest pixel, or its bin's brightness."""
+
+
+class LokiBlock(nn.Module):
+    """One client's kernels, the bins, and a way back to the input's shape.
+
+    Args:
+        shape: C, H, W.
+        clients: whose kernels it has room for.
+        bins: rows that measure.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], clients: int, bins: int) -> None:
+        super().__init__()
+        self.kernels = nn.Conv2d(shape[0], clients * shape[0], 3, padding=1)
+        self.measure = nn.Linear(clients * math.prod(shape), bins)
+        self.spread = nn.Linear(bins, math.prod(shape))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return what the bins answer to inputs [B, C, H, W], as [B, bins]."""
+        return F.hardtanh(self.measure(self.kernels(x).flatten(1)), 0.0, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs [B, C, H, W] to blank images of the same shape."""
+        blank: Tensor = self.spread(self.hidden(x))
+        return blank.view_as(x)
+
+    @torch.no_grad()
+    def calibrate(self, client: int, inputs: Tensor, normalisation: Normalisation, csf: float, edges: Tensor) -> None:
+        """Set all weights, in double precision, for one client.
+
+        Args:
+            client: whose kernels are not zero.
+            inputs: public ones [N, C, H, W].
+            normalisation: which the kernels undo.
+            csf: factor of the kernels.
+            edges: left edges [bins] of the mean brightness; the last bin is as wide as the one before.
+        """
+        self.double()
+        channels, size = self.kernels.in_channels, inputs[0].numel()
+        unit = torch.eye(channels, dtype=torch.float64).view(channels, channels, 1, 1)
+        bias = normalisation.undo(torch.zeros_like(unit[:1, :, :1, :1]))[0, :, 0, 0]
+        slope = normalisation.undo(torch.ones_like(unit[:1, :, :1, :1]))[0, :, 0, 0] - bias
+        own = slice(client * channels, (client + 1) * channels)
+        kernels, offsets = self.kernels.weight, self.kernels.bias
+        assert offsets is not None
+        kernels.zero_()
+        offsets.zero_()
+        kernels[own, :, 1:2, 1:2] = csf * unit * slope.view(1, -1, 1, 1)
+        offsets[own] = csf * bias
+        widths = torch.diff(edges)
+        widths = torch.cat([widths, widths[-1:]])
+        self.measure.weight.copy_((1 / (csf * size * widths)).unsqueeze(1).expand_as(self.measure.weight))
+        self.measure.bias.copy_(-edges / widths)
+        spread_evenly(self.spread, self.hidden(inputs), inputs)
+
+
+@dataclass(frozen=True)
+class LokiMemory:
+    """What the server remembers: the binning layer's weight, the clients in it, and each bin's brightness."""
+
+    weight: str
+    clients: int
+    brightness: Tensor
+
+
+@ATTACKS.register(
+    "loki",
+    Info(
+        "give every client kernels of its own, so that even an aggregate can be read client by client",
+        paper="Zhao et al., S&P 2024",
+        threat="active: changes the architecture, a model per client",
+        needs=("batch_size", "auxiliary", "clients"),
+    ),
+)
+class LokiAttack(ActiveAttack):
+    """LOKI.
+
+    Args:
+        bins: rows of the block.
+        csf: convolutional scaling factor.
+        rescale: how images known up to scale are shown.
+    """
+
+    name = "loki"
+    remembers = LokiMemory
+    needs = frozenset({"batch_size", "auxiliary", "clients"})
+
+    def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax") -> None:
+        if csf <= 0:
+            raise InputError(f"csf must be positive, got {csf}.")
+        self._edges = bin_edges(bins, "normal")
+        self._csf = csf
+        self._rescale = rescale
+
+    def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
+        """Send each client the model behind a block with kernels of its own."""
+        inputs = public_inputs(self.name, knowledge)
+        self.check_knowledge(knowledge)
+        clients = knowledge.clients or 1
+        normalisation = normalisation_of(knowledge)
+        brightness = normalisation.undo(inputs).flatten(1).mean(1)
+        if float(brightness.std()) == 0:
+            raise CapabilityError("loki bins images by brightness, and all public images are equally bright.")
+        edges = brightness.mean() + brightness.std() * self._edges
+        edges[0] = min(0.0, float(edges[1]) - 1e-3)  # nothing is darker than black
+        models: list[nn.Module] = []
+        for client in range(clients):
+            block = LokiBlock(knowledge.input_shape, clients, len(edges))
+            block.calibrate(client, inputs, normalisation, self._csf, edges)
+            models.append(put_in_front(block, model))
+        ends = torch.cat([edges[1:], torch.tensor([1.0], dtype=torch.float64).clamp(min=float(edges[-1]))])
+        memory = LokiMemory("front.measure.weight", clients, (edges + ends) / 2)
+        words = f"a block of {len(edges)} brightness bins in front of it, with kernels of its own for each client"
+        return altered(ask(models), memory, words)
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Read every client's block of each observation."""
+        return [self._read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+
+    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+        started = time.perf_counter()
+        memory, knowledge = recall(observation, LokiMemory, self.name), observation.knowledge
+        blocks = client_blocks(estimated_gradient(observation)[memory.weight], memory.clients)
+        count = image_count(observation)
+        each = count // memory.clients
+        found = [self._images(block, memory, each) for block in blocks]
+        images = [filled(part.view(-1, *knowledge.input_shape), each, knowledge) for part in found]
+        hits = sum(map(len, found))
+        guess = labels_of(observation, seed)
+        return Reconstruction(
+            torch.cat(images),
+            guess.labels,
+            float(count - hits),
+            seconds=time.perf_counter() - started,
+            notes=(*guess.notes, f"{hits} bins of {memory.clients} client(s) were hit by {count} images"),
+        )
+
+    def _images(self, rows: Tensor, memory: LokiMemory, count: int) -> Tensor:
+        """Return what one client's bins hold, [at most count, D] in [0, 1], most strongly hit first."""
+        strength = rows.norm(dim=1)
+        order = strength.argsort(descending=True)[:count]
+        order = order[strength[order] > 64 * torch.finfo(rows.dtype).eps * strength.max()]
+        signed = rows[order] * rows[order].sum(1, keepdim=True).sign()
+        if self._rescale == "bin":
+            brightness = memory.brightness.to(rows)[order].unsqueeze(1)
+            return signed * brightness / signed.mean(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+        low, high = signed.amin(1, keepdim=True), signed.amax(1, keepdim=True)
+        return (signed - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def client_blocks(weight: Tensor, clients: int) -> list[Tensor]:
+    """Split the mean of the clients' gradients [bins, clients x D] into each client's own, [bins, D]."""
+    return [block * clients for block in weight.chunk(clients, dim=1)]

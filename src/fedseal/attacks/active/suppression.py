@@ -1,0 +1,161 @@
+"""`suppression`, Eluding Secure Aggregation (Pasquini et al., CCS 2022): all clients but one are made to send zeros.
+
+The target receives the model as it is; the others receive one with a dead layer (zero weights, negative biases before
+ReLU), whose gradient, and that of every layer before it, is exactly zero. The aggregate times the number of clients is
+then the target's own gradient there, and is inverted like any single one (ATTACKS.md 15). Parameters only. Threat
+model: active server that sends clients different models. Where no ReLU can be made dead, the others receive a zero
+last layer, which has the same effect on everything before it, for one local step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedseal.attacks.active.isolation import Isolated, invert
+from fedseal.attacks.active.server import ActiveAttack, altered, recall
+from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.errors import CapabilityError
+from fedseal.core.knowledge import Knowledge
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.seeds import generator
+from fedseal.federation.loss import classification_loss
+from fedseal.models.structure import ExecutedLayer, executed_layers
+
+_DEAD_BIAS = -1.0
+_PROBES = 4
+
+
+@ATTACKS.register(
+    "suppression",
+    Info(
+        "make all clients but one send zeros, so that the aggregate is one client's",
+        paper="Pasquini et al., CCS 2022",
+        threat="active: changes parameters, a model per client",
+        needs=("batch_size", "clients"),
+    ),
+)
+class SuppressionAttack(ActiveAttack):
+    """Gradient suppression.
+
+    Args:
+        inversion: attack on the isolated update, with its own defaults.
+        iterations: of it; 0 for its own default.
+    """
+
+    name = "suppression"
+    remembers = Isolated
+    needs = frozenset({"batch_size", "clients"})
+
+    def __init__(self, inversion: str = "ig", iterations: int = 0) -> None:
+        self._inversion = ATTACKS.build(inversion)
+        self._iterations = iterations
+
+    def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
+        """Send the first client the model, and the others one that gives no gradient."""
+        self.check_knowledge(knowledge)
+        clients = knowledge.clients or 1
+        if clients < 2:
+            raise CapabilityError(
+                "suppression isolates one client of an aggregate, and here the server sees a single client anyway.",
+                hint="Set `client.aggregate` to two or more clients.",
+            )
+        dead, silent, words = suppressed_model(model, knowledge, seed)
+        observation = ask([model, *[dead] * (clients - 1)])
+        images = (knowledge.batch_size or 1) * (knowledge.local_steps or 1)
+        labels = None if knowledge.labels is None else knowledge.labels[:images]
+        isolated = Isolated(model, silent, float(clients), images, labels)
+        return altered(observation, isolated, f"{words} for all clients but the first")
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Invert the isolated update of each observation."""
+        spent = Budget(self._iterations or budget.iterations, budget.restarts)
+        memories = [recall(observation, Isolated, self.name) for observation in observations]
+        return invert(self._inversion, observations, memories, spent, seeds, listener)
+
+
+def suppressed_model(model: nn.Module, knowledge: Knowledge, seed: int) -> tuple[nn.Module, frozenset[str], str]:
+    """Return a copy that gives no gradient before some layer, the tensors whose gradient is zero, and words for it.
+
+    Of the layers that can be killed, or all of them together, or the last one zeroed, what silences most is chosen.
+    """
+    like = next(model.parameters())
+    source = generator(seed, "probe")
+    probe = torch.rand(_PROBES, *knowledge.input_shape, generator=source).to(like.device, like.dtype)
+    labels = torch.randint(knowledge.num_classes, (_PROBES,), generator=source).to(like.device)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    layers = executed_layers(copy.deepcopy(model), probe)
+    if len(layers) < 2:
+        raise CapabilityError(
+            "suppression needs a layer before the last one, and this model has a single layer.",
+            hint="Its gradient holds every client's images mixed; attack it with `loki`.",
+        )
+    tried = [
+        (dead, _silent_tensors(dead, probe, labels, names), words)
+        for dead, words in _candidates(model, layers, knowledge)
+    ]
+    working = [candidate for candidate in tried if layers[0].weight_name in candidate[1]]
+    if working:
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        return max(working, key=lambda candidate: sum(sizes[name] for name in candidate[1]))
+    raise CapabilityError(
+        "suppression cannot silence this model: neither a dead layer nor a zero last layer stops its gradients.",
+        hint="With several local steps only a dead ReLU stays dead; set `client.local_steps: 1`.",
+    )
+
+
+def _candidates(
+    model: nn.Module, layers: Sequence[ExecutedLayer], knowledge: Knowledge
+) -> Iterator[tuple[nn.Module, str]]:
+    for layer in reversed(layers[:-1]):
+        if _can_die(layer):
+            yield _killed(model, [layer]), f"layer `{layer.name}` is dead"
+    mortal = [layer for layer in layers[:-1] if _can_die(layer)]
+    yield _killed(model, mortal), f"{len(mortal)} layers are dead"
+    if (knowledge.local_steps or 1) == 1:
+        yield _zeroed(model, layers[-1]), f"the last layer `{layers[-1].name}` is zero"
+
+
+def _can_die(layer: ExecutedLayer) -> bool:
+    return layer.bias_name is not None and isinstance(getattr(layer.module, "weight", None), Tensor)
+
+
+@torch.no_grad()
+def _killed(model: nn.Module, layers: Sequence[ExecutedLayer]) -> nn.Module:
+    dead = copy.deepcopy(model)
+    parameters = dict(dead.named_parameters())
+    for layer in layers:
+        assert layer.bias_name is not None
+        parameters[layer.weight_name].zero_()
+        parameters[layer.bias_name].fill_(_DEAD_BIAS)
+    return dead
+
+
+@torch.no_grad()
+def _zeroed(model: nn.Module, layer: ExecutedLayer) -> nn.Module:
+    dead = copy.deepcopy(model)
+    dict(dead.named_parameters())[layer.weight_name].zero_()
+    return dead
+
+
+def _silent_tensors(model: nn.Module, probe: Tensor, labels: Tensor, names: Sequence[str]) -> frozenset[str]:
+    """Return the parameters whose gradient is exactly zero on the probe, whatever the labels."""
+    trial = copy.deepcopy(model)
+    parameters = dict(trial.named_parameters())
+    with torch.enable_grad():
+        loss = classification_loss(trial(probe), labels, "mean")
+        values = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
+    return frozenset(
+        name for name, value in zip(names, values, strict=True) if value is None or not bool(value.abs().max() > 0)
+    )

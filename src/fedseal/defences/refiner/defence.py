@@ -1,0 +1,274 @@
+"""Refiner (Fan et al., USENIX Security 2025): upload the gradient of refined images x* instead of the private x.
+
+x* = argmin UM(x*, x) - beta PM(x*) by t steps from (1 - alpha) x + alpha noise (Eq. 2-4, Sec. 3.4): UM is a weighted
+distance of the two gradients, PM the noise ratio an evaluation network sees. The upload is g* brought within epsilon of
+the true g (App. J). Labels are not hidden. Threat model: passive server. Departures: steps of normalised length unless
+`preset=paper` (`refinement` says why), derivatives by finite differences unless `second_order=exact`.
+alpha = beta = 0 and epsilon = 0 are the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
+from fedseal.core.errors import UsageError
+from fedseal.core.registry import Info
+from fedseal.core.tensors import Tensors
+from fedseal.defences.refiner.adaptive import Adaptive, into_the_ball, noise_prior, on_the_sphere
+from fedseal.defences.refiner.memory import RefinedMemory
+from fedseal.defences.refiner.passes import ClientPasses
+from fedseal.defences.refiner.privacy import Judge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
+from fedseal.defences.refiner.projection import project
+from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, blend, refine
+from fedseal.defences.refiner.utility import (
+    BatchUtility,
+    SampleUtility,
+    SecondOrder,
+    Weighting,
+    layer_factors,
+    public_scale,
+)
+
+Preset: TypeAlias = Literal["calibrated", "paper", "fast"]
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """What options are that were not given: rule and rate, steps of a first and a later visit, memory, tolerance."""
+
+    rule: Rule
+    rate: float
+    t: int
+    warm: int
+    warm_t: int
+    tolerance: float
+
+
+PRESETS: dict[Preset, _Preset] = {
+    "calibrated": _Preset("normalised", RATES["normalised"], 10, 0, 5, 0.0),
+    "paper": _Preset("plain", RATES["plain"], 10, 0, 5, 0.0),
+    "fast": _Preset("normalised", 0.08, 4, 10_000, 2, 0.02),
+}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a step's report tells."""
+
+    refined: Refined
+    noise: float
+    error: float
+    gap: float = 0.0
+    projected: bool = False
+
+
+@DEFENCES.register(
+    "refiner",
+    Info(
+        "send the gradient of refined, noisy images that train almost like the private ones",
+        paper="Fan et al., USENIX Security 2025",
+        threat="passive",
+    ),
+)
+class Refiner(Defence):
+    """Refines the batch, then keeps the upload near the true gradient.
+
+    Args:
+        epsilon: radius of the ball round the true gradient; `inf` sends the refined gradient as it is.
+        alpha: share of noise in the start.
+        beta: weight of the privacy metric.
+        t: steps of a sample's first visit.
+        tau: decay of the layers' weights.
+        preset: `calibrated`, the `paper`'s plain steps, or `fast`: fewer steps, a warm start, an early stop. It decides
+            what is not given of `t`, `rule`, `warm`, `warm_t` and `tolerance`.
+        rule: of a step, see `refinement`.
+        lr: of a step; by default the rule's own.
+        warm: samples whose refined images are remembered as their next start; 0 starts afresh every time.
+        warm_t: steps when all samples of a batch are remembered.
+        tolerance: stop when UM changes by a smaller share and PM by less in one step; 0 never stops.
+        scope: refine a `batch` jointly against its gradient, or every `sample` against its own.
+        elements: weigh gradient elements by |g theta|.
+        weights_inside: square the weights, as Eq. 4 can be read.
+        privacy: the privacy metric; `mse` and `lpips` are for the ablation.
+        evaluator: file of an evaluation network; by default the package's small one.
+        second_order: how the gradient of UM is computed.
+        adaptive: what an aware attacker does, see `adaptive`.
+        prior: weight of the evaluation network in an aware attacker's objective.
+    """
+
+    name = "refiner"
+    stage = "data"
+
+    def __init__(
+        self,
+        epsilon: float = 0.1,
+        alpha: float = 0.5,
+        beta: float = 1.0,
+        t: int | None = None,
+        tau: float = 0.95,
+        preset: Preset = "calibrated",
+        rule: Rule | None = None,
+        lr: float | None = None,
+        warm: int | None = None,
+        warm_t: int | None = None,
+        tolerance: float | None = None,
+        scope: Literal["batch", "sample"] = "batch",
+        elements: bool = True,
+        weights_inside: bool = False,
+        privacy: PrivacyMetric = "noise",
+        evaluator: Path | None = None,
+        second_order: SecondOrder = "finite-difference",
+        adaptive: Adaptive = "ball",
+        prior: float = 0.001,
+    ) -> None:
+        chosen = PRESETS[preset]
+        self.rule: Rule = rule or chosen.rule
+        self.t = chosen.t if t is None else t
+        self.warm = chosen.warm if warm is None else warm
+        self.warm_t = chosen.warm_t if warm_t is None else warm_t
+        self.tolerance = chosen.tolerance if tolerance is None else tolerance
+        self.rate = lr if lr is not None else (chosen.rate if self.rule == chosen.rule else RATES[self.rule])
+        self.epsilon, self.alpha, self.beta, self.tau = epsilon, alpha, beta, tau
+        self.scope = scope
+        self.elements = elements
+        self.weights_inside = weights_inside
+        self.privacy: PrivacyMetric = privacy
+        self.second_order: SecondOrder = second_order
+        self.adaptive: Adaptive = adaptive
+        self.prior = prior
+        self._check()
+        self.acts = epsilon > 0 and (alpha > 0 or (beta > 0 and self.t > 0))
+        self.reads_batch = self.acts
+        self._noise = noise_judge(evaluator)
+        self._judge = self._privacy_judge()
+        self._memory = RefinedMemory(self.warm)
+        self._true: Tensors = {}
+        self._scale: Tensor = torch.ones(())
+        self._seen: _Seen | None = None
+        self._passes = 0.0
+        self._radius = epsilon
+
+    def _check(self) -> None:
+        shares = {"alpha": self.alpha, "tau": self.tau}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise UsageError(f"refiner: {name} is a share between 0 and 1, got {share:g}.")
+        counts = {"t": self.t, "warm": self.warm, "warm_t": self.warm_t}
+        sizes = {"epsilon": self.epsilon, "beta": self.beta, "tolerance": self.tolerance, "prior": self.prior}
+        for name, value in {**counts, **sizes}.items():
+            if not value >= 0:
+                raise UsageError(f"refiner: {name} must not be negative, got {value:g}.")
+        if not self.rate > 0:
+            raise UsageError(f"refiner: lr must be positive, got {self.rate:g}.")
+
+    def _privacy_judge(self) -> Judge:
+        if self.privacy == "noise":
+            return self._noise
+        return mse_judge if self.privacy == "mse" else lpips_judge()
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        """Replace the images by refined ones, and keep their true gradient for the projection."""
+        if not self.acts:
+            return batch
+        if context.step == 0:
+            self._passes = 0.0
+        passes = ClientPasses(context, batch.labels)
+        images = passes.images(batch.images)
+        self._true = passes.gradient(images)
+        self._scale = public_scale(
+            passes.parameters, layer_factors(passes.parameters, self.tau), elements=self.elements
+        )
+        keys = self._memory.keys(batch)
+        start, known = self._memory.recall(keys, blend(images, self.alpha, context.generator))
+        refined = refine(
+            start, images, self._utility(passes, images, batch, context), self._judge, self._descent(known)
+        )
+        self._memory.keep(keys, refined.images)
+        self._passes += 1 + (2 if self.second_order == "finite-difference" else 3) * refined.steps
+        with torch.no_grad():
+            noise, error = self._noise(refined.images).mean(), (refined.images - images).square().mean()
+        self._seen = _Seen(refined, float(noise), float(error))
+        return Batch(refined.images.to(batch.images.dtype), batch.labels)
+
+    def _utility(
+        self, passes: ClientPasses, images: Tensor, batch: Batch, context: RoundContext
+    ) -> BatchUtility | SampleUtility:
+        weighting = Weighting(self._scale, self.elements, self.weights_inside)
+        if self.scope == "sample":
+            return SampleUtility(passes, images, batch.labels, weighting, context.model)
+        return BatchUtility(passes, self._true, weighting, self.second_order)
+
+    def _descent(self, known: bool) -> Descent:
+        steps = self.warm_t if known else self.t
+        return Descent(steps, self.t, self.beta, self.rule, self.rate, self.tolerance)
+
+    def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
+        """Bring the refined gradient within epsilon of the true one."""
+        if not self.acts:
+            return gradient
+        sent, gap, projected = project(gradient, self._true, self.epsilon)
+        self._true = {}
+        if self._seen is not None:
+            self._seen = _Seen(self._seen.refined, self._seen.noise, self._seen.error, gap, projected)
+        return sent
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        """Note how far the update of all local steps can be from the true one; it is sent as it is."""
+        steps = context.step + 1
+        self._radius = self.epsilon * (steps * context.learning_rate if context.kind == "delta" else 1)
+        return update
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the remembered refined images."""
+        return self._memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the remembered refined images."""
+        if not self.warm and state:
+            raise ValueError(f"refiner without a warm start keeps no state, got {sorted(state)}")
+        self._memory.load_state_dict(state)
+
+    def report(self) -> CostReport:
+        """Report passes of the client's model, and in words what the last step's refinement arrived at."""
+        report = super().report()
+        if self._seen is None:
+            return report
+        seen, refined = self._seen, self._seen.refined
+        outcome = f"projected to {self.epsilon:g}" if seen.projected else "sent as it is"
+        return CostReport(
+            state_bytes=report.state_bytes,
+            extra_passes=self._passes,
+            remarks=(
+                f"refined in {refined.steps} steps to a noise ratio D(x*) of {seen.noise:.3f} and "
+                f"MSE(x*, x) {seen.error:.4f}; |g* - g| = {seen.gap:.3g}, {outcome}; at the start "
+                f"|dUM/dx| = {refined.utility_slope:.2g} and |dPM/dx| = {refined.privacy_slope:.2g}",
+            ),
+        )
+
+    def attacker_view(self) -> AttackerView:
+        """Publish epsilon, and by it what an aware attacker does (see `adaptive`)."""
+        parameters = {
+            "epsilon": self.epsilon,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "t": self.t,
+            "tau": self.tau,
+            "attack": self.adaptive,
+        }
+        if not self.acts:
+            return AttackerView(self.name, parameters)
+        bounded = self.epsilon < float("inf")
+        if self.adaptive == "appendix-m" and bounded:
+            return AttackerView(self.name, parameters, read=on_the_sphere(self._scale, self._radius))
+        prior = noise_prior(self._noise, self.prior) if self.prior else None
+        if not bounded:
+            return AttackerView(self.name, parameters, image_prior=prior)
+        return AttackerView(self.name, parameters, into_the_ball(self._radius), image_prior=prior)

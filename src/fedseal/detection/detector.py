@@ -1,0 +1,135 @@
+"""`detect`: look at a received model, and at what one would answer, before answering."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.errors import InputError
+from fedseal.core.tensors import check_finite
+from fedseal.detection import weights as signs
+from fedseal.detection.gradients import sample_norms
+from fedseal.detection.readings import MEANINGS, THRESHOLDS, Check, Reading
+from fedseal.models.structure import ExecutedLayer, executed_layers
+
+_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a client found.
+
+    Attributes:
+        readings: the most suspicious value of every check that could be made.
+        dsnr: signal-to-noise ratio per layer; empty without a batch of two or more.
+    """
+
+    readings: tuple[Reading, ...]
+    dsnr: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def alarms(self) -> tuple[Reading, ...]:
+        """The readings no honest model has."""
+        return tuple(reading for reading in self.readings if reading.alarming)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the model should not be answered."""
+        return bool(self.alarms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the findings as plain data for JSON; an unbounded value is the string `inf`."""
+        return {
+            "suspicious": self.suspicious,
+            "readings": [
+                {
+                    "check": reading.check,
+                    "layer": reading.layer,
+                    "value": reading.value if math.isfinite(reading.value) else "inf",
+                    "threshold": reading.threshold,
+                    "alarm": reading.alarming,
+                    "meaning": MEANINGS[reading.check],
+                }
+                for reading in self.readings
+            ],
+        }
+
+
+def detect(
+    model: nn.Module,
+    batch: Batch | None = None,
+    *,
+    normalisation: Normalisation = IDENTITY,
+    thresholds: dict[Check, float] | None = None,
+) -> Detection:
+    """Return what is suspicious about a received model.
+
+    Args:
+        model: as received, in the mode the client trains in; it is not changed.
+        batch: what the client would train on; without it only the weights are looked at. At most 64 samples are used.
+        normalisation: between images and model inputs.
+        thresholds: other limits than the calibrated ones, by check.
+    """
+    limits = THRESHOLDS | (thresholds or {})
+    check_finite(dict(model.named_parameters()), "received model")
+    if batch is not None and len(batch) == 0:
+        raise InputError("the batch is empty.", hint="Give at least two samples, or none at all.")
+    found: list[tuple[Check, str, float | None]] = list(_weight_readings(model))
+    dsnr: dict[str, float] = {}
+    if batch is not None:
+        like = next(model.parameters())
+        used = Batch(batch.images[:_SAMPLES], batch.labels[:_SAMPLES]).to(like.device, like.dtype)
+        layers = executed_layers(copy.deepcopy(model), normalisation(used.images))
+        found += _head_readings(layers[-1])
+        norms = sample_norms(model, used, normalisation)
+        first = next((layer.weight_name for layer in layers if layer.weight_name in norms.layers), None)
+        if first is not None:
+            found.append(("blocked gradient", first, norms.blocked(first)))
+        if len(used) > 1:
+            dsnr = norms.dsnr()
+            found += [("d-snr", name, value) for name, value in dsnr.items()]
+            found += [("relative d-snr", name, value) for name, value in norms.relative_dsnr().items()]
+    return Detection(_worst(found, limits), dsnr)
+
+
+def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
+    found: list[tuple[Check, str, float | None]] = []
+    for name, module in model.named_modules():
+        rows = signs.as_rows(module)
+        if rows is None:
+            continue
+        found.append(("outsized weights", name, signs.outsized(rows)))
+        if isinstance(module, nn.Linear):
+            bias = None if module.bias is None else module.bias.detach()
+            found.append(("parallel rows", name, signs.parallel_rows(rows, bias)))
+            found.append(("balanced rows", name, signs.balanced_rows(rows)))
+            found.append(("even signs", name, signs.even_signs(rows)))
+        else:
+            found.append(("bare kernels", name, signs.bare_kernels(rows)))
+    return found
+
+
+def _head_readings(layer: ExecutedLayer) -> list[tuple[Check, str, float | None]]:
+    if not isinstance(layer.module, nn.Linear) or layer.module.out_features < 2:
+        return []
+    found: list[tuple[Check, str, float | None]] = [
+        ("silenced classes", layer.name, signs.silenced_classes(layer.module.weight.detach()))
+    ]
+    bias: Tensor | None = layer.module.bias
+    if bias is not None:
+        found.append(("bias gap", layer.name, float(bias.detach().max() - bias.detach().min())))
+    return found
+
+
+def _worst(found: list[tuple[Check, str, float | None]], limits: dict[Check, float]) -> tuple[Reading, ...]:
+    """Return the largest value of every check."""
+    worst: dict[Check, Reading] = {}
+    for check, layer, value in found:
+        if value is not None and (check not in worst or value > worst[check].value):
+            worst[check] = Reading(check, layer, value, limits[check])
+    return tuple(worst.values())

@@ -1,0 +1,79 @@
+"""A measurement on a received model, and the thresholds above which it is no honest one.
+
+The thresholds lie above everything that `bench/detector.py` measured on honest checkpoints, between initialisation and
+the end of training; `docs/results/detector.md` holds the measurements, the rate of false alarms on checkpoints the
+thresholds were not chosen on, and how far each attack can be weakened before it passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Check: TypeAlias = Literal[
+    "parallel rows",
+    "balanced rows",
+    "even signs",
+    "bare kernels",
+    "outsized weights",
+    "silenced classes",
+    "bias gap",
+    "blocked gradient",
+    "d-snr",
+    "relative d-snr",
+]
+
+CHECKS: tuple[Check, ...] = get_args(Check)
+
+THRESHOLDS: dict[Check, float] = {
+    "parallel rows": 0.9,
+    "balanced rows": 8.0,
+    "even signs": 0.5,
+    "bare kernels": 0.9,
+    "outsized weights": 2.0,
+    "silenced classes": 0.95,
+    "bias gap": 20.0,
+    "blocked gradient": 8.0,
+    "d-snr": 20.0,
+    "relative d-snr": 10.0,
+}
+"""Readings above are alarms."""
+
+MEANINGS: dict[Check, str] = {
+    "parallel rows": "rows of a linear layer point the same way with different biases, as bins of an imprint block do",
+    "balanced rows": "too many rows have exactly as many negative as positive weights, as trap weights do",
+    "even signs": "all rows have about as many negative as positive weights, more evenly than chance, as trap weights",
+    "bare kernels": "kernels copy single pixels or are zero, as LOKI's do",
+    "outsized weights": "weights are far larger than training makes them, which amplifies what the server reads",
+    "silenced classes": "the last layer listens to one class alone, as when one class is fished for",
+    "bias gap": "the last layer's biases overrule every input, as when one class is fished for",
+    "blocked gradient": "no gradient reaches the first layer, as when all clients but one are suppressed",
+    "d-snr": "one sample outweighs all others of the batch in some layer: its gradient can be read from the sum",
+    "relative d-snr": "one sample outweighs the others inside the network far more than it does in the loss",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measurement.
+
+    Attributes:
+        check: what was measured.
+        layer: where.
+        value: larger is more suspicious.
+        threshold: above it, an alarm.
+    """
+
+    check: Check
+    layer: str
+    value: float
+    threshold: float
+
+    @property
+    def alarming(self) -> bool:
+        """Whether no honest model has such a value."""
+        return self.value > self.threshold
+
+    def __str__(self) -> str:
+        where = f" (layer `{self.layer}`)" if self.layer else ""
+        return f"{self.check}{where}: {self.value:.3g}, honest models stay below {self.threshold:g}"

@@ -1,0 +1,152 @@
+"""A defence applied to an update that someone else's training loop produced.
+
+Frameworks hand over what a client is about to upload, not its training loop. A defence that acts on the update alone
+can be applied there and then; one that acts earlier (on data, model, samples or step gradients) cannot, and is refused
+rather than left out in silence: its training has to run through `client_round`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import Classifier, CostReport, Defence, RoundContext, RoundShape, merge_reports
+from fedseal.core.errors import CapabilityError
+from fedseal.core.observation import Update
+from fedseal.core.tensors import Tensors, check_finite
+from fedseal.federation.wire import encode
+from fedseal.metrics.gradient import density
+
+_TRAINING_HOOKS = (
+    "prepare",
+    "on_batch",
+    "wrap_model",
+    "extra_loss",
+    "on_sample_grads",
+    "on_gradient",
+)
+_BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class SealedUpdate:
+    """What may leave the client.
+
+    Attributes:
+        update: after the defence.
+        cost: of the defence in this round.
+    """
+
+    update: Update
+    cost: CostReport
+
+
+def members_of(defence: Defence) -> Sequence[Defence]:
+    """Return the defences a pipeline runs, or the defence itself."""
+    members: Sequence[Defence] = getattr(defence, "members", (defence,))
+    return members
+
+
+def needs_training(defence: Defence) -> tuple[str, ...]:
+    """Return the names of members that act before there is an update, and so inside of training."""
+    return tuple(member.name for member in members_of(defence) if _acts_in_training(member))
+
+
+def _acts_in_training(member: Defence) -> bool:
+    return (
+        any(member.uses(hook) for hook in _TRAINING_HOOKS)
+        or member.needs_sample_grads
+        or member.reads_batch
+        or member.reshape(RoundShape()) != RoundShape()
+    )
+
+
+def refuse_joint(defence: Defence, instead: str) -> None:
+    """Refuse defences in which several parties act together; a framework has its own, named by `instead`."""
+    joint = [m.name for m in members_of(defence) if m.stage == "aggregate" or m.uses("broadcast") or m.uses("receive")]
+    if joint:
+        raise CapabilityError(
+            f"{', '.join(joint)} is a protocol between several parties, which one client cannot apply by itself.",
+            hint=f"Use {instead}.",
+        )
+
+
+def seal_update(
+    update: Update,
+    defence: Defence,
+    generator: torch.Generator,
+    *,
+    before: Tensors,
+    round_number: int,
+    client: str,
+    learning_rate: float,
+) -> SealedUpdate:
+    """Apply a defence to a finished update.
+
+    Args:
+        update: the client's own, trainable parameters only.
+        defence: one that acts on the update, at the client's current state.
+        generator: its randomness.
+        before: the weights the client was sent.
+        round_number: from 0.
+        client: its name.
+        learning_rate: of the client's steps.
+    """
+    early = needs_training(defence)
+    if early:
+        raise CapabilityError(
+            f"{', '.join(early)} acts while the client trains and cannot be applied to a finished update.",
+            hint="Train with fedseal.flower.train_round, or choose a defence of the update such as topk or gaussian.",
+        )
+    check_finite(update.tensors, "client update")
+    context = RoundContext(
+        _Weights(before), _no_loss, generator, round_number, 0, learning_rate, client, kind=update.kind
+    )
+    start = time.perf_counter()
+    sent = defence.on_update(update.tensors, context)
+    seconds = time.perf_counter() - start
+    check_finite(sent, "sealed update")
+    cost = merge_reports([defence.report()], bytes_up=len(encode(sent)), seconds=seconds, density=density(sent))
+    return SealedUpdate(Update(sent, update.kind), cost)
+
+
+def travelling(state: Tensors) -> list[str]:
+    """Return which entries of a state dict may travel as an update.
+
+    Statistics of batch normalisation describe the private data and no defence covers them, so they stay where they
+    are; counters and other integers likewise.
+    """
+    return [
+        name
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in _BATCH_NORM_BUFFERS
+    ]
+
+
+class _Weights(nn.Module):
+    """Stands for the model where only its weights are known: parameters by their names, and no forward pass."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                continue
+            owner: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter(last, nn.Parameter(tensor.detach(), requires_grad=False))
+
+
+def _no_loss(model: Classifier, batch: Batch) -> Tensor:
+    raise CapabilityError(
+        "this defence asks for the client's loss, which is not known after training.",
+        hint="Train with fedseal.flower.train_round.",
+    )

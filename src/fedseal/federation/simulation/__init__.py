@@ -1,0 +1,24 @@
+"""Federated training in one process: rounds of sampled clients, each behind its own defence, and a server.
+
+`config` says how, `simulate` runs it, `history` is what happened, `clients` and `vectorised` train one round's clients,
+`checkpoint` makes it resume, `evaluation` measures the global model.
+"""
+
+from __future__ import annotations
+
+from fedseal.federation.simulation.config import FederationConfig
+from fedseal.federation.simulation.history import Dropped, History, RoundRecord
+from fedseal.federation.simulation.listener import Listener, Upload
+from fedseal.federation.simulation.loop import ClientData, SimulationResult, simulate
+
+__all__ = [
+    "ClientData",
+    "Dropped",
+    "FederationConfig",
+    "History",
+    "Listener",
+    "RoundRecord",
+    "SimulationResult",
+    "Upload",
+    "simulate",
+]

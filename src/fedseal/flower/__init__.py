@@ -1,0 +1,32 @@
+"""Flower: fedseal's defences as client mods, and a server that decodes, checks and records what arrives.
+
+    app = ClientApp(mods=[fedseal.flower.defend("topk:ratio=0.9")])
+    strategy = fedseal.flower.guard(FedAvg(...))
+
+Needs the extra `flower`. Written for Flower's message API; `defend` also works below SecAgg+, which Flower offers for
+its older client API only.
+"""
+
+from __future__ import annotations
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError("fedseal.flower needs Flower: pip install 'fedseal[flower]'") from error
+
+from fedseal.flower.defend import defend
+from fedseal.flower.guard import Dropped, GuardedStrategy, guard
+from fedseal.flower.record import Recorder, record
+from fedseal.flower.training import Trained, train_round, wrap_model
+
+__all__ = [
+    "Dropped",
+    "GuardedStrategy",
+    "Recorder",
+    "Trained",
+    "defend",
+    "guard",
+    "record",
+    "train_round",
+    "wrap_model",
+]

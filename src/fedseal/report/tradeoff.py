@@ -1,0 +1,130 @@
+"""A trade-off for people: an HTML page, the chart alone as SVG and PNG, and a Markdown table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from fedseal._version import VERSION
+from fedseal.audit.tradeoff import KEPT_UTILITY, Point, Tradeoff
+from fedseal.core.files import write_atomically
+from fedseal.metrics.intervals import Interval
+from fedseal.report import words
+from fedseal.report.html import template_environment
+from fedseal.report.tradeoff_chart import HEIGHT, WIDTH, TradeoffChart, hue_degrees, tradeoff_chart
+from fedseal.report.tradeoff_png import tradeoff_png
+
+
+def write_tradeoff_reports(tradeoff: Tradeoff, directory: Path) -> dict[str, Path]:
+    """Write `tradeoff.html`, `.svg`, `.png` and `.md` into `directory`; return their paths by kind."""
+    chart = tradeoff_chart(tradeoff)
+    contents: dict[str, str | bytes] = {
+        "html": render_tradeoff_html(tradeoff, chart),
+        "svg": _render("tradeoff.svg", tradeoff, chart),
+        "png": tradeoff_png(chart),
+        "md": render_tradeoff(tradeoff),
+    }
+    paths = {kind: directory / f"tradeoff.{kind}" for kind in contents}
+    for kind, content in contents.items():
+        write_atomically(paths[kind], content)
+    return paths
+
+
+def render_tradeoff_html(tradeoff: Tradeoff, chart: TradeoffChart) -> str:
+    """Return the page."""
+    return words.printable(_render("tradeoff.html", tradeoff, chart))
+
+
+def _render(template: str, tradeoff: Tradeoff, chart: TradeoffChart) -> str:
+    return (
+        template_environment()
+        .get_template(template)
+        .render(
+            tradeoff=tradeoff,
+            chart=chart,
+            width=WIDTH,
+            height=HEIGHT,
+            angle=hue_degrees,
+            kept=KEPT_UTILITY,
+            version=VERSION,
+            settings=yaml.safe_dump(tradeoff.scenario.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+        )
+    )
+
+
+def render_tradeoff(tradeoff: Tradeoff) -> str:
+    """Return the points as a Markdown table, undefended first."""
+    scenario = tradeoff.scenario
+    trained, attacked = scenario.model, scenario.attacked_model or scenario.model
+    seeds = words.plural(scenario.seeds, "training seed")
+    chance = (
+        "" if tradeoff.chance_psnr is None else f" The best guess without the update: {tradeoff.chance_psnr:.1f} dB."
+    )
+    head = (
+        f"# Privacy against utility: {scenario.name}\n\nBy `{tradeoff.audit.command}`.\n\n"
+        f"`{trained}` trained for {words.plural(scenario.federation.rounds, 'round')} by "
+        f"{words.plural(scenario.clients, 'client')} on `{scenario.data}` ({seeds} from {scenario.seed}); "
+        f"`{attacked}` attacked at batch {scenario.client.batch_size} on "
+        f"{words.plural(scenario.targets, 'target')} by {', '.join(f'`{a}`' for a in scenario.attacks)}, "
+        f"labels {scenario.attacker.labels}. PSNR is the worst over attacks, mean over targets with its 95 % bootstrap "
+        f"interval.{chance} Undefended accuracy: {_accuracy(tradeoff.undefended)}.\n"
+    )
+    points = [tradeoff.undefended, *(point for curve in tradeoff.curves for point in curve.points)]
+    costs = ["| defence | PMM | accuracy | worst PSNR | upload per client | time per round |", "|---" * 6 + "|"]
+    costs += [_cost_row(point, tradeoff.undefended) for point in points]
+    leaks = [
+        "| defence | attack | PSNR naive | PSNR aware | SSIM naive | SSIM aware | LPIPS naive | LPIPS aware | n |",
+        "|---" * 9 + "|",
+    ]
+    leaks += [_leak_row(point, attack) for point in points for attack in scenario.attacks]
+    best = [
+        f"- {curve.sweep.family}: "
+        + (
+            f"`{curve.best.defence}` leaks least of the strengths that keep {KEPT_UTILITY:g} % of the accuracy "
+            f"({_interval(curve.best.worst.psnr)} dB)"
+            if curve.best is not None and curve.best.worst is not None
+            else f"no strength keeps {KEPT_UTILITY:g} % of the accuracy"
+        )
+        for curve in tradeoff.curves
+    ]
+    caution = [tradeoff.caution, ""] if tradeoff.caution else []
+    return "\n".join([head, *caution, *costs, "", *leaks, "", *best]) + "\n"
+
+
+def _cost_row(point: Point, plain: Point) -> str:
+    utility, worst = point.utility, point.worst
+    pmm = _interval(point.pmm) if point.pmm else f"not trained: {utility.refused}"
+    leak = "–" if worst is None else f"{_interval(worst.psnr)} dB ({'aware' if worst.aware else 'naive'})"
+    ratio = (
+        f"{utility.seconds / plain.utility.seconds:.2f}x" if utility.seconds and plain.utility.seconds else words.ABSENT
+    )
+    return f"| `{point.defence}` | {pmm} | {_accuracy(point)} | {leak} | {words.size(utility.bytes_up)} | {ratio} |"
+
+
+def _leak_row(point: Point, attack: str) -> str:
+    naive, aware = (point.cell(aware=known, attack=attack) for known in (False, True))
+    if naive is None and aware is None:
+        cells = () if point.row is None else point.row.cells
+        said = next((record.message for c in cells if c.attack == attack for record in c.records if record.message), "")
+        return f"| `{point.defence}` | `{attack}` | {said or 'not attacked'} |" + " |" * 6
+    both = (naive, aware)
+    figures = [
+        *(_interval(cell.psnr if cell else None) for cell in both),
+        *(_interval(cell.ssim if cell else None, 2) for cell in both),
+        *(_interval(cell.lpips if cell else None, 2) for cell in both),
+    ]
+    count = next((cell.psnr.n for cell in both if cell and cell.psnr), 0)
+    return f"| `{point.defence}` | `{attack}` | " + " | ".join(figures) + f" | {count} |"
+
+
+def _accuracy(point: Point) -> str:
+    return "not trained" if point.utility.accuracy is None else f"{point.utility.accuracy.mean:.1%}"
+
+
+def _interval(interval: Interval | None, digits: int = 1) -> str:
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:.{digits}f}"
+    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

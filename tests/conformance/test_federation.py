@@ -1,0 +1,52 @@
+"""Every registered defence trains in a federation, keeps its state, and resumes to the very same course."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import DEFENCES
+from fedseal.core.seeds import generator
+from fedseal.defences.pipeline import build_defence
+from fedseal.federation.simulation import FederationConfig, History, Listener, RoundRecord, simulate
+from fedseal.federation.simulation.loop import Prepared
+from fedseal.models.registry import build_model
+
+SHAPE = (1, 12, 12)
+SPECS = [name for name in DEFENCES.names() if name != "pretrained"]  # whose strength is a file; its own tests have one
+CONFIG = FederationConfig(rounds=4, local_steps=2, batch_size=4)
+
+
+class Stopping(Listener):
+    def finished(self, record: RoundRecord, rounds: int) -> None:
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+
+def client_data(client: int) -> Prepared:
+    source = generator(client, "images")
+    return Prepared(Batch(torch.rand(12, *SHAPE, generator=source), torch.arange(12) % 4))
+
+
+def course(spec: str, listener: Listener | None = None, checkpoint: Path | None = None) -> History:
+    model = build_model("lenet-relu", input_shape=SHAPE, num_classes=4, seed=0)
+    clients = [client_data(client) for client in range(4)]
+    test = client_data(9).data
+    return simulate(CONFIG, model, clients, test, build_defence(spec), listener=listener, checkpoint=checkpoint).history
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_federation_under_any_defence_trains_and_resumes_exactly(spec: str, tmp_path: Path):
+    whole = course(spec)
+    assert [len(record.clients) for record in whole.rounds] == [4] * 4, whole.dropped
+    losses = [record.loss for record in whole.rounds]
+    assert len({whole.initial_loss, *losses}) == 5  # every round moves the model
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        course(spec, Stopping(), path)
+    resumed = course(spec, checkpoint=path)
+    assert [record.loss for record in resumed.rounds] == losses
+    assert [record.bytes_up for record in resumed.rounds] == [record.bytes_up for record in whole.rounds]

@@ -1,0 +1,276 @@
+"""Flower's own runtimes: Ray simulation of ten clients; SuperLink with two SuperNodes over TLS, one of them killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedseal.core.defence import DEFENCES
+from fedseal.federation.update_file import SUFFIX, read_updates
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+WANTED = ("dgp", "adadefense", "refiner:t=2")
+SPECS = [spec for spec in WANTED if spec.partition(":")[0] in DEFENCES.names()] or ["topk:ratio=0.9"]
+
+SIMULATION = """
+import json, sys
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from fedseal.federation.client import RoundConfig
+from fedseal.flower import defend, guard, train_round
+from sealed_app.task import accuracy, client_batches, client_data, load_model, test_data
+
+SPECS, RESULT = json.loads(sys.argv[1]), sys.argv[2]
+MODS = [defend(spec, encoding="wire") for spec in SPECS]
+
+
+def by_partition(message, context, call_next):
+    return MODS[int(context.node_config["partition-id"]) % len(MODS)](message, context, call_next)
+
+
+client = ClientApp(mods=[by_partition])
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    import torch
+    torch.set_num_threads(1)
+    partition = int(context.node_config["partition-id"])
+    data = client_data(partition, 10)
+    model = load_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    batches = client_batches(data, partition, int(message.content["config"]["server-round"]), 1, 4)
+    trained = train_round(model, batches, RoundConfig(learning_rate=0.1), dataset=data)
+    kept = sorted(context.state.array_records.get("fedseal.state", {}))
+    metrics = MetricRecord({"num-examples": len(data), "state-before": len(kept)})
+    return Message(RecordDict({"arrays": ArrayRecord(trained.weights), "metrics": metrics}), reply_to=message)
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context: Context) -> None:
+    class Seen(FedAvg):
+        counts = []
+
+        def aggregate_train(self, number, replies):
+            replies = list(replies)
+            states = [int(reply.content["metrics"]["state-before"]) for reply in replies if not reply.has_error()]
+            self.counts.append([len(states), sum(count > 0 for count in states)])
+            return super().aggregate_train(number, replies)
+
+    inner = Seen(fraction_evaluate=0.0, min_train_nodes=10, min_available_nodes=10)
+    strategy = guard(inner)
+    outcome = strategy.start(grid=grid, initial_arrays=ArrayRecord(load_model().state_dict()), num_rounds=3)
+    model = load_model()
+    model.load_state_dict(outcome.arrays.to_torch_state_dict())
+    with open(RESULT, "w") as file:
+        json.dump(
+            {
+                "counts": inner.counts,
+                "dropped": [str(drop) for drop in strategy.dropped],
+                "accuracy": accuracy(model, test_data()),
+                "costs": {number: dict(metrics) for number, metrics in outcome.train_metrics_clientapp.items()},
+            },
+            file,
+        )
+
+
+if __name__ == "__main__":
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    ray = {"num_cpus": 2, "include_dashboard": False, "logging_level": 40}
+    run_simulation(server, client, 10, backend_config={**resources, "init_args": ray})
+"""
+
+
+@pytest.mark.slow
+def test_ten_clients_train_three_rounds_in_flowers_simulation(examples: Path, tmp_path: Path):
+    script, result = tmp_path / "simulation.py", tmp_path / "result.json"
+    script.write_text(SIMULATION)
+    environment = os.environ | QUIET | {"PYTHONPATH": str(examples / "flower"), "FLWR_HOME": str(tmp_path / "flwr")}
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(SPECS), str(result)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.exists(), done.stderr[-4000:]
+    outcome = json.loads(result.read_text())
+    assert outcome["dropped"] == []
+    assert [answered for answered, _ in outcome["counts"]] == [10, 10, 10]
+    assert outcome["counts"][0][1] == 0
+    assert outcome["counts"][1][1] > 0  # state came back from Flower's context, in another process
+    assert outcome["counts"][2][1] == outcome["counts"][1][1]
+    assert all(costs["fedseal-bytes-up"] > 0 for costs in outcome["costs"].values())
+    assert 0 <= outcome["accuracy"] <= 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen in {seconds:.0f} s"
+        time.sleep(0.5)
+
+
+class Deployment:
+    """A SuperLink with SuperNodes on loopback over TLS, each a process group of its own."""
+
+    def __init__(self, home: Path, app: Path) -> None:
+        self.home, self.app, self.port = home, app, free_port()
+        self.bin = Path(sys.executable).parent
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"  # Flower starts its own programs by name
+        self.environment = os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        subprocess.run([app / "certificates.sh", home / "tls", "127.0.0.1"], check=True, capture_output=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n[superlink.loopback]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{home}/tls/ca.pem"\n'
+        )
+
+    def start(self, name: str, *command: Any) -> None:
+        with open(self.home / f"{name}.log", "wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(self.bin / str(command[0])), *map(str, command[1:])],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def superlink(self) -> None:
+        tls = self.home / "tls"
+        self.start(
+            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", self.port,
+            "--disable-runtime-dependency-installation", "--ssl-ca-certfile", tls / "ca.pem",
+            "--ssl-certfile", tls / "server.pem", "--ssl-keyfile", tls / "server.key",
+        )  # fmt: skip
+        wait_for(self.healthy, 60, "the SuperLink's answer over TLS")
+
+    def healthy(self) -> bool:
+        trust = ssl.create_default_context(cafile=str(self.home / "tls" / "ca.pem"))
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trust, timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def supernode(self, place: int) -> None:
+        self.start(
+            f"supernode-{place}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
+            "--root-certificates", self.home / "tls" / "ca.pem", "--host", "127.0.0.1", "--port", free_port(),
+            "--node-config", f"partition-id={place} num-partitions=2",
+        )  # fmt: skip
+
+    def flwr(self, *arguments: Any) -> dict[str, Any]:
+        command = [str(self.bin / "flwr"), *map(str, arguments), "--format", "json"]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.app, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def logs(self) -> str:
+        return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.home.glob("*.log"))
+
+    def stop(self) -> None:
+        """End all processes of this deployment; Flower detaches some, but all inherit its home."""
+        ours = [process for process in psutil.process_iter() if self.owns(process)]
+        for process in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for started in self.processes.values():
+            started.wait(timeout=30)
+
+    def owns(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("FLWR_HOME") == str(self.home)
+        except psutil.Error:
+            return False
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, examples: Path) -> Iterator[Deployment]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificates, is not installed")
+    home = tmp_path / "flwr"
+    home.mkdir()
+    deployed = Deployment(home, examples / "flower")
+    yield deployed
+    deployed.stop()
+
+
+@pytest.mark.slow
+def test_a_federation_over_tls_survives_the_kill_of_a_client_in_mid_round(deployment: Deployment, tmp_path: Path):
+    deployment.superlink()
+    for place in (0, 1):
+        deployment.supernode(place)
+    wait_for(lambda: len(online(deployment)) == 2, 90, "the registration of two SuperNodes")
+    start = time.monotonic()
+    online(deployment)
+    patience = max(30.0, 12 * (time.monotonic() - start))  # a client app takes a few times as long as this to start
+    updates, result = tmp_path / "updates", tmp_path / "result.json"
+    settings = (
+        f'defence="topk:ratio=0.9" encoding="wire" num-server-rounds=2 min-clients=1 round-timeout={patience:.1f} '
+        f'local-steps=1 batch-size=4 record="{updates}" result="{result}"'
+    )
+    run = deployment.flwr("run", ".", "loopback", "--run-config", settings)["run-id"]
+    wait_for(lambda: len(recorded(updates)) >= 2, 30 + patience, "round 1")
+    assert not result.exists()
+    os.kill(deployment.processes["supernode-1"].pid, signal.SIGKILL)  # round 2 is under way
+    wait_for(result.exists, 30 + patience, "round 2")
+    wait_for(lambda: status(deployment, run).startswith("finished"), 60, "the end of the run")
+    assert status(deployment, run) == "finished:completed", deployment.logs()
+    outcome = json.loads(result.read_text())
+    assert list(outcome["accuracy"]) == ["0", "1", "2"]
+    assert outcome["dropped"] == []
+    senders = [{update.facts.client for update in read_updates(updates) if update.facts.round == n} for n in (1, 2)]
+    assert [len(clients) for clients in senders] == [2, 1]
+    assert senders[1] < senders[0]
+
+
+def online(deployment: Deployment) -> list[Any]:
+    nodes = deployment.flwr("supernode", "list", "loopback")["nodes"]
+    return [node for node in nodes if node["status"] == "online"]
+
+
+def recorded(updates: Path) -> list[Path]:
+    return list(updates.glob(f"*{SUFFIX}")) if updates.is_dir() else []
+
+
+def status(deployment: Deployment, run: Any) -> str:
+    return str(deployment.flwr("list", "--run-id", run)["runs"][0]["status"])
