@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from fedseal.core.errors import UsageError
@@ -115,6 +115,13 @@ def near_matches(name: str, known: Iterator[str] | list[str]) -> str:
     return "Known: " + ", ".join(names) + "." if names else "None are known."
 
 
+def _annotated(factory: Callable[..., Any]) -> Any:
+    """Return what carries a factory's annotations: a dataclass (each field's own module counts), or `__init__`."""
+    if not inspect.isclass(factory):
+        return factory
+    return factory if is_dataclass(factory) else factory.__init__
+
+
 class Registry(Generic[T]):
     """Named factories of one kind, filled by the modules of one package.
 
@@ -138,7 +145,7 @@ class Registry(Generic[T]):
                     f"the {self.kind} {name!r} is registered already, by {self._entries[name].factory!r}.",
                     hint="Choose another name.",
                 )
-            hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+            hints = typing.get_type_hints(_annotated(factory))
             parameters = {
                 key: parameter.replace(annotation=hints.get(key, Any))
                 for key, parameter in inspect.signature(factory).parameters.items()

@@ -23,7 +23,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
-from fedseal.defences.precode import called_modules, replace_module
+from fedseal.models.surgery import called_modules, replace_module
 
 _KEY = "key"
 

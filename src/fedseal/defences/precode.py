@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Node, Tracer
 from torch.nn import functional as F
 
 from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
+from fedseal.models.surgery import called_modules, replace_module
 
 
 class Bottleneck(nn.Module):
@@ -90,36 +90,6 @@ def divergence_bits(mu: Tensor, sigma: Tensor) -> Tensor:
     """Return KL(N(mu, sigma^2) | N(0, 1)) in bits, summed over the last dimension, averaged over the others."""
     nats = 0.5 * (mu.square() + sigma.square() - 1) - sigma.log()
     return nats.sum(-1).mean() / math.log(2)
-
-
-def called_modules(model: nn.Module) -> list[str]:
-    """Return the names of PyTorch's own modules in the order in which the model calls them, found without any input.
-
-    By symbolic tracing; a model that cannot be traced is taken to call its modules in the order it registers them.
-    """
-    try:
-        graph = Tracer().trace(model)
-    except Exception:  # noqa: BLE001 - a user's forward may raise anything when traced; the fallback is stated above
-        return [name for name, module in model.named_modules() if name and not list(module.children())]
-    return [str(node.target) for node in _upstream(graph) if node.op == "call_module"]
-
-
-def _upstream(graph: Graph) -> list[Node]:
-    """Return the nodes the output depends on, in order."""
-    needed: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node.op == "output" or node in needed:
-            needed.update(node.all_input_nodes)
-    return [node for node in graph.nodes if node in needed]
-
-
-def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """Put `new` in the place of the submodule called `name`; the model itself has the name ""."""
-    if not name:
-        return new
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, new)
-    return model
 
 
 @DEFENCES.register(
