@@ -84,7 +84,17 @@ def test_every_activation_and_odd_geometry(activation: nn.Module, batch: int) ->
 
 
 @pytest.mark.parametrize(
-    "spec", ["idlg", "dlg", "sapag", "fedleak:activation=0", "ig:tv=0", "bayes", "gradinversion:bn=none"]
+    "spec",
+    [
+        "idlg",
+        "dlg",
+        "sapag",
+        "fedleak:activation=0",
+        "fedleak:activation=0.1",
+        "ig:tv=0",
+        "bayes",
+        "gradinversion:bn=none",
+    ],
 )
 def test_every_objective_and_label_mode(spec: str) -> None:
     _agree(*_prepared(spec, _model(nn.Sigmoid()), 2, lanes=2))
@@ -134,5 +144,5 @@ def test_small_chains_are_written_out_and_others_are_not(observe: Callable) -> N
 
     other, _, _ = _prepared("ig", Skip().double(), 1, lanes=1)
     assert chained(other) is None
-    with_activations, _, _ = _prepared("fedleak:activation=0.1", _model(nn.ReLU()), 1, lanes=1)
-    assert chained(with_activations) is None
+    squashed, _, _ = _prepared("ig", nn.Sequential(*_model(nn.ReLU()), nn.Sigmoid()), 1, lanes=1)
+    assert chained(squashed) is None

@@ -101,8 +101,8 @@ def read_chain(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch
             stages[-1] = replace(stages[-1], activation=inverse)
         elif not isinstance(module, _TRANSPARENT):
             raise CapabilityError(f"a chain cannot be read through `{name}`, a {type(module).__name__}.", hint=_HINT)
-    if not stages or not isinstance(stages[-1].module, nn.Linear):
-        raise CapabilityError("the model does not end in a linear layer.", hint=_HINT)
+    if not stages or not isinstance(stages[-1].module, nn.Linear) or stages[-1].activation is not IDENTITY:
+        raise CapabilityError("the model does not end in a linear layer that gives the logits.", hint=_HINT)
     fits = all(
         math.prod(before.output_shape) == math.prod(after.input_shape) for before, after in itertools.pairwise(stages)
     )

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
+from fedseal.attacks.chains.activations import IDENTITY
 from fedseal.attacks.chains.maps import LinearMap, linear_map
 from fedseal.attacks.chains.stages import Stage, read_chain
-from fedseal.attacks.matching.captures import nothing_captured
 from fedseal.attacks.matching.evaluation import Evaluation
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
@@ -68,7 +68,9 @@ class Chained:
         self._spans = {name: spans[name] for name in names if name in spans}
         self._distance = vmap(self._one_distance, in_dims=(0, 0, 0))
         self._free_distance = vmap(self._one_distance, in_dims=(0, 0, None))
-        self._prior = vmap(lambda inputs: problem.prior(inputs, nothing_captured()))
+        self._activation = problem.priors.activation
+        self._activated = [place for place, stage in enumerate(stages) if stage.activation is not IDENTITY]
+        self._prior = vmap(problem.image_prior)
 
     def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
         """Evaluate the lanes, in parts if there are very many."""
@@ -89,7 +91,7 @@ class Chained:
         variable = z.detach().requires_grad_()
         with torch.enable_grad():
             inputs = problem.inputs_of_lanes(variable)
-            priors = self._prior(inputs) if problem.has_prior else None
+            priors = self._prior(inputs) if problem.has_image_prior else None
             soft = problem.label_logits(variable).softmax(-1) if lanes.labels is None else None
         target = F.one_hot(lanes.labels, problem.num_classes).to(z) if lanes.labels is not None else soft
         assert target is not None
@@ -106,6 +108,8 @@ class Chained:
         if priors is not None:
             outputs, seeds = [*outputs, priors], [*seeds, torch.ones_like(priors)]
             values = values + priors.detach()
+        if self._activation:
+            values = values + self._activation * sum(done.outputs[i].abs().flatten(1).mean(1) for i in self._activated)
         (gradient,) = torch.autograd.grad(outputs, variable, seeds)
         return Evaluation(values, gradient, chosen)
 
@@ -174,6 +178,8 @@ class Chained:
                 break
             below = index - 1
             h_bar = h_bar.reshape(done.outputs[below].shape)
+            if self._activation and below in self._activated:
+                h_bar = h_bar + done.outputs[below].sign() * (self._activation / done.outputs[below][0].numel())
             bend = self._stages[below].activation.curvature(done.outputs[below])
             z_bar = h_bar * done.slopes[below] + done.pulled[below] * bend * tangents[below]
         return h_bar, to_target
@@ -203,7 +209,12 @@ class Chained:
 
 def chained(problem: MatchingProblem) -> Chained | None:
     """Return the written-out evaluation, or None if the problem's model is no chain or more than it is asked for."""
-    if problem.unroll is not None or problem.clients != 1 or problem.priors.needs_captures or problem.num_classes == 1:
+    if (
+        problem.unroll is not None
+        or problem.clients != 1
+        or problem.priors.needs_statistics
+        or problem.num_classes == 1
+    ):
         return None
     dtype = next(iter(problem.parameters.values())).dtype
     shape = problem.parameterisation.shape

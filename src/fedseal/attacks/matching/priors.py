@@ -32,7 +32,7 @@ class Priors:
         bn: distance of batch normalisation statistics to known ones (GradInversion, Eq. 5).
         bn_source: which statistics those are: of the client's batch if the server received them, or running ones.
         first_bn: factor on the first normalisation layer, as DeepInversion-derived code has it.
-        activation: mean magnitude of activations (FedLeak's beta term).
+        activation: mean magnitude of activations (FedLeak's beta term), of activation modules where there are any.
     """
 
     tv: float = 0.0
@@ -60,16 +60,21 @@ class Priors:
 
     def value(self, inputs: Tensor, captured: Captured, statistics: Statistics | None) -> Tensor:
         """Return the weighted sum of all terms for inputs [B, C, H, W]."""
+        total = self.of_images(inputs)
+        if self.bn and statistics is not None:
+            total = total + self.bn * bn_distance(captured.bn, statistics, self.first_bn)
+        if self.activation and captured.activations:
+            total = total + self.activation * torch.stack([a.abs().mean() for a in captured.activations]).sum()
+        return total
+
+    def of_images(self, inputs: Tensor) -> Tensor:
+        """Return the terms that need nothing but the inputs [B, C, H, W]."""
         total = inputs.new_zeros(())
         if self.tv:
             weight = self.tv * (inputs.numel() if self.tv_per_pixel else 1)
             total = total + weight * total_variation(inputs)
         if self.l2:
             total = total + self.l2 * inputs.square().sum()
-        if self.bn and statistics is not None:
-            total = total + self.bn * bn_distance(captured.bn, statistics, self.first_bn)
-        if self.activation:
-            total = total + self.activation * torch.stack([a.abs().mean() for a in captured.activations]).sum()
         return total
 
 

@@ -172,10 +172,21 @@ class MatchingProblem:
 
     def prior(self, inputs: Tensor, captured: Captured) -> Tensor:
         """Return the prior terms of one lane's dummy inputs."""
-        value = self.priors.value(inputs, captured, self._statistics)
-        if self._view is not None and self._view.image_prior is not None:
-            value = value + self._view.image_prior(self._normalisation.undo(inputs))
-        return value
+        return self.priors.value(inputs, captured, self._statistics) + self._believed(inputs)
+
+    def image_prior(self, inputs: Tensor) -> Tensor:
+        """Return the prior terms that need nothing but one lane's dummy inputs."""
+        return self.priors.of_images(inputs) + self._believed(inputs)
+
+    def _believed(self, inputs: Tensor) -> Tensor:
+        if self._view is None or self._view.image_prior is None:
+            return inputs.new_zeros(())
+        return self._view.image_prior(self._normalisation.undo(inputs))
+
+    @property
+    def has_image_prior(self) -> bool:
+        """Whether anything is believed of the images as such, not of what happens inside the model."""
+        return bool(self.priors.tv or self.priors.l2) or (self._view is not None and self._view.image_prior is not None)
 
     @property
     def has_prior(self) -> bool:
