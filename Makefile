@@ -11,7 +11,7 @@ audit: $(VENV)/.installed  ## audit a small federation on embedded data and leav
 	$(BIN)/fedseal audit --out $(OUT)
 
 test: $(VENV)/.installed-dev  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--strikes", type=int, default=3, help="batches per weakened attack and model")
     parser.add_argument("--write", type=Path, help="directory for detector.md and detector.svg")
     given = parser.parse_args()
-    honest = list(checkpoints(range(given.seeds)))
+    honest = [p for name, data in product(MODELS, DATA) for p in checkpoints(name, data, range(given.seeds))]
     print(_honest_table(honest))
     strikes = [
         strike(attack, model, noise, seed)
@@ -131,7 +131,7 @@ thresholds of their own: `detect(..., thresholds=...)`.
 Share of attacks detected / share that still leaks, over {per} attacks per cell (models {victims};
 digits, batch 8; LOKI and suppression with two clients). The server adds Gaussian noise to everything it altered, in
 units of its root mean square; noise 0 is the attack as it is by default. "Leaks" is the share of images read off to
-20 dB, and for `fishing` and `suppression` the squared cosine between the isolated gradient and that of the images alone.
+20 dB; for `fishing` and `suppression` it is the squared cosine of the isolated gradient and that of the images alone.
 For suppression the client that looks is one of those silenced: the target receives an honest model and can only notice
 by comparing fingerprints with the others, which always tells.
 

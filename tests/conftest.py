@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one core each; two threads on a busy core are far slower than one
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 SHARED = Path(os.environ.get("FEDSEAL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 
 

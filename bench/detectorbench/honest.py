@@ -18,7 +18,7 @@ MODELS = (
     "mlp:width=64,depth=1",
     "lenet",
     "lenet-relu",
-    "convnet:width=16",
+    "convnet:width=4",
     "resnet10:width=8",
     "vit-tiny:width=48,depth=2",
 )
@@ -39,30 +39,28 @@ class Checkpoint:
     values: dict[str, float]
 
 
-def checkpoints(seeds: range) -> Iterator[Checkpoint]:
-    """Train every model on every data set with every seed, and read it at every stage.
+def checkpoints(name: str, data: str, seeds: range) -> Iterator[Checkpoint]:
+    """Train a model on a data set with every seed, and read it at every stage.
 
     Even seeds answer with batch statistics, odd ones with running ones.
     """
-    for data in DATA:
-        dataset = DATASETS.build(data)
-        for name in MODELS:
-            for seed in seeds:
-                model = build_model(name, input_shape=dataset.shape, num_classes=len(dataset.classes), seed=seed)
-                optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-                source = generator(seed, "honest", name)
-                for step in range(STAGES[-1] + 1):
-                    if step in STAGES:
-                        model.train(seed % 2 == 0)
-                        batch = dataset.batch(_draw(len(dataset), ANSWERED_WITH, source))
-                        found = detect(model, batch, normalisation=dataset.normalisation)
-                        yield Checkpoint(name, data, seed, step, {r.check: r.value for r in found.readings})
-                    model.train()
-                    batch = dataset.batch(_draw(len(dataset), TRAINED_WITH, source))
-                    loss = F.cross_entropy(model(dataset.normalisation(batch.images)), batch.labels)
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
+    dataset = DATASETS.build(data)
+    for seed in seeds:
+        model = build_model(name, input_shape=dataset.shape, num_classes=len(dataset.classes), seed=seed)
+        optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        source = generator(seed, "honest", name)
+        for step in range(STAGES[-1] + 1):
+            if step in STAGES:
+                model.train(seed % 2 == 0)
+                batch = dataset.batch(_draw(len(dataset), ANSWERED_WITH, source))
+                found = detect(model, batch, normalisation=dataset.normalisation)
+                yield Checkpoint(name, data, seed, step, {r.check: r.value for r in found.readings})
+            model.train()
+            batch = dataset.batch(_draw(len(dataset), TRAINED_WITH, source))
+            loss = F.cross_entropy(model(dataset.normalisation(batch.images)), batch.labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
 
 
 def _draw(size: int, count: int, source: torch.Generator) -> torch.Tensor:

@@ -21,7 +21,7 @@ from fedseal.audit.training import (
 )
 from fedseal.audit.training_scenario import TrainingScenario, load_training, validate_training
 from fedseal.core.errors import InputError, UsageError
-from fedseal.federation.simulation import RoundRecord
+from fedseal.federation.simulation import FederationConfig, RoundRecord
 from fedseal.report.curves import HEIGHT, WIDTH, curve_chart, partition_chart
 from fedseal.report.training import render_training_html, write_training_report
 from fedseal.report.utility import render_utility
@@ -86,7 +86,9 @@ def test_a_run_is_read_back_as_it_was_and_every_round_is_in_the_store(run: Train
     assert again == run
     with Store(run.directory, writable=False) as store:
         key = store.meta()["trainings"][0][2]
-        assert store.load_rounds(key) == (run.trainings[0].history or pytest.fail()).rounds
+        history = run.trainings[0].history
+        assert history is not None
+        assert store.load_rounds(key) == history.rounds
 
 
 class Watching(TrainingObserver):
@@ -166,8 +168,9 @@ def test_a_file_with_a_wrong_key_is_answered_with_line_and_near_match(tmp_path: 
     path.write_text("federation:\n  local_steps: 2\n  local_epochs: 2\n")
     with pytest.raises(UsageError, match="give local_steps or local_epochs, not both"):
         load_training(path)
+    with Store(tmp_path / "empty", writable=True):
+        pass
     with pytest.raises(UsageError, match="holds no training"):
-        Store(tmp_path / "empty", writable=True).__exit__(None, None, None)
         open_training(tmp_path / "empty")
 
 
@@ -225,3 +228,14 @@ def test_a_run_in_which_nothing_ended_is_reported_too(run: TrainingRun) -> None:
     )  # fmt: skip
     assert "Nothing was trained" in render_utility(none)
     assert "No training has ended yet" in render_training_html(none)
+
+
+def test_every_documented_key_exists_and_every_key_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1].split(",") for line in text.splitlines() if line.startswith("| `")]
+    documented = set()
+    for cell in cells:
+        keys = [key.strip().strip("`") for key in cell]
+        documented |= {f"federation{key}" if key.startswith(".") else key for key in keys}
+    nested = {f"federation.{key}" for key in FederationConfig.model_fields if key != "seed"}
+    assert documented == (set(TrainingScenario.model_fields) - {"federation"}) | nested

@@ -88,7 +88,7 @@ def test_fig_21_on_cifar10(shared: Path):
 
 def test_fig_21_on_embedded_photographs():
     decibels, predictions = published(embedded("photos"))
-    assert decibels == pytest.approx(FIG_21_PSNR, abs=1.1)  # darker and lighter than CIFAR-10, so farther from noise
+    assert decibels == pytest.approx(FIG_21_PSNR, abs=1.1)  # 1.02 at 0.9: more contrast than the paper's image
     assert predictions == pytest.approx(FIG_21_NETWORK, abs=0.05)
 
 

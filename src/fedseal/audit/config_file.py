@@ -14,6 +14,8 @@ from fedseal.core.registry import near_matches
 
 M = TypeVar("M", bound=BaseModel)
 
+_DOCUMENTS = {"train": "docs/training.md"}
+
 
 def read_config(path: Path, model: type[M], *, command: str) -> M:
     """Read a YAML file into a model.
@@ -65,7 +67,7 @@ def validate_config(
             ) from error
         raise UsageError(
             f"{where}: key {key!r} cannot be {first['input']!r}: {_sentence(first['msg'])}.",
-            hint=f"`fedseal {command} --help` and docs/scenario.md describe the keys.",
+            hint=f"`fedseal {command} --help` and {_DOCUMENTS.get(command, 'docs/scenario.md')} describe the keys.",
         ) from error
 
 

@@ -33,7 +33,7 @@ class Observation:
 
     Attributes:
         model: the global model as sent, its modules in the mode the client uses; attacks never change it.
-        update: as received, after every defence.
+        update: as received, after every defence; its tensors are put in the model's order, as files may lose it.
         knowledge: the attacker's capabilities.
         memory: what an active attacker remembers of the model it sent; None for a passive one.
     """
@@ -44,8 +44,12 @@ class Observation:
     memory: object = None
 
     def __post_init__(self) -> None:
-        check_like(self.update.tensors, self.parameters, "update")
+        parameters = self.parameters
+        check_like(self.update.tensors, parameters, "update")
         check_finite(self.update.tensors, "update")
+        if list(self.update.tensors) != list(parameters):
+            ordered = {name: self.update.tensors[name] for name in parameters}
+            object.__setattr__(self, "update", Update(ordered, self.update.kind))
 
     @property
     def parameters(self) -> Tensors:

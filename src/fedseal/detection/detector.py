@@ -42,6 +42,14 @@ class Detection:
         """Whether the model should not be answered."""
         return bool(self.alarms)
 
+    def describe(self) -> str:
+        """Return a verdict with one line per reading, alarms first and explained."""
+        calm = [reading for reading in self.readings if not reading.alarming]
+        lines = [f"ALARM  {reading}: {MEANINGS[reading.check]}" for reading in self.alarms]
+        lines += [f"ok     {reading}" for reading in calm]
+        verdict = "do not answer: this model looks like a weapon" if self.suspicious else "nothing suspicious was found"
+        return "\n".join([verdict, *lines])
+
     def as_dict(self) -> dict[str, Any]:
         """Return the findings as plain data for JSON; an unbounded value is the string `inf`."""
         return {

@@ -8,7 +8,7 @@ single gradient (ATTACKS.md 10). Parameters only. Threat model: active server th
 A first round with a zero last layer counts the classes, g_b[c] = 1/C - n_c/N. Departure: samples of other classes above
 the threshold answer too, so the step's body gradient is taken as the difference to a round whose threshold all lie
 below; one sample changes sides between the two, whatever its class. The weight of 300 is per deviation of the feature.
-Behind a layer normalisation the features' sum is fixed, so the class step's row of equal weights has random signs there.
+Behind a layer normalisation, which fixes the sum of the features, the row of equal weights has random signs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The target receives the model as it is; the others receive one with a dead layer (zero weights, negative biases before
 ReLU), whose gradient, and that of every layer before it, is exactly zero. The aggregate times the number of clients is
 then the target's own gradient there, and is inverted like any single one (ATTACKS.md 15). Parameters only. Threat
-model: active server that sends clients different models. Where no ReLU can be made dead, the others receive a zero
-last layer, which has the same effect on everything before it, for one local step.
+model: active server that sends clients different models. Where no ReLU can be made dead, zero weights have the same
+effect on everything before them, for one local step; a zero last layer works in any network.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedseal.models.structure import ExecutedLayer, executed_layers
 
 _DEAD_BIAS = -1.0
 _PROBES = 4
+_PROBE_STEP = 0.1
 
 
 @ATTACKS.register(
@@ -102,7 +103,7 @@ def suppressed_model(model: nn.Module, knowledge: Knowledge, seed: int) -> tuple
             hint="Its gradient holds every client's images mixed; attack it with `loki`.",
         )
     tried = [
-        (dead, _silent_tensors(dead, probe, labels, names), words)
+        (dead, _silent_tensors(dead, probe, labels, names, knowledge.local_steps or 1), words)
         for dead, words in _candidates(model, layers, knowledge)
     ]
     working = [candidate for candidate in tried if layers[0].weight_name in candidate[1]]
@@ -149,13 +150,22 @@ def _zeroed(model: nn.Module, layer: ExecutedLayer) -> nn.Module:
     return dead
 
 
-def _silent_tensors(model: nn.Module, probe: Tensor, labels: Tensor, names: Sequence[str]) -> frozenset[str]:
-    """Return the parameters whose gradient is exactly zero on the probe, whatever the labels."""
+def _silent_tensors(
+    model: nn.Module, probe: Tensor, labels: Tensor, names: Sequence[str], steps: int
+) -> frozenset[str]:
+    """Return the parameters whose gradient stays exactly zero on the probe over so many steps of training.
+
+    Without a dead ReLU gradients come back by at most one layer per step, so there is an end to what must be tried.
+    """
     trial = copy.deepcopy(model)
-    parameters = dict(trial.named_parameters())
-    with torch.enable_grad():
-        loss = classification_loss(trial(probe), labels, "mean")
-        values = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
-    return frozenset(
-        name for name, value in zip(names, values, strict=True) if value is None or not bool(value.abs().max() > 0)
-    )
+    parameters = {name: parameter for name, parameter in trial.named_parameters() if name in names}
+    silent = set(names)
+    for _ in range(min(steps, len(names) + 1)):
+        with torch.enable_grad():
+            loss = classification_loss(trial(probe), labels, "mean")
+            values = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        for (name, parameter), value in zip(parameters.items(), values, strict=True):
+            if value is not None and bool(value.abs().max() > 0):
+                silent.discard(name)
+                parameter.data -= _PROBE_STEP * value
+    return frozenset(silent)
