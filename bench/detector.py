@@ -1,6 +1,6 @@
 """Calibrate the detector and measure it: thresholds, false alarms, and how far attacks can be weakened.
 
-    python bench/detector.py [--seeds 5] [--strikes 3] [--write docs/results]
+    python bench/detector.py [--seeds 4] [--strikes 1] [--write docs/results]
 
 Thresholds are judged on the first two seeds' checkpoints and false alarms counted on all others, which they were not
 chosen on. About ten minutes on one core; everything runs on embedded data. Every measurement goes to
@@ -17,6 +17,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from scipy.stats import beta
+
 from detectorbench.chart import Curve, draw
 from detectorbench.honest import DATA, MODELS, STAGES, Checkpoint, checkpoints
 from detectorbench.weapons import ATTACKS_TRIED, NOISE, VICTIMS, Strike, strike
@@ -30,8 +32,8 @@ OUT = Path(__file__).parent / "out" / "detector.json"
 def main() -> None:
     """Run everything and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="of honest training; the first two calibrate")
-    parser.add_argument("--strikes", type=int, default=3, help="batches per weakened attack and model")
+    parser.add_argument("--seeds", type=int, default=4, help="of honest training; the first two calibrate")
+    parser.add_argument("--strikes", type=int, default=1, help="batches per weakened attack and model")
     parser.add_argument("--write", type=Path, help="directory for detector.md and detector.svg")
     given = parser.parse_args()
     honest = [p for name, data in product(MODELS, DATA) for p in checkpoints(name, data, range(given.seeds))]
@@ -62,10 +64,7 @@ def _honest_table(honest: list[Checkpoint]) -> str:
         seen, held = ([p.values[check] for p in part if check in p.values] for part in (first, others))
         alarms = sum(value > limit for value in held)
         lines.append(f"| {check} | {limit:g} | {_largest(seen)} | {_largest(held)} | {alarms} of {len(held)} |")
-    raised = [p for p in others if any(p.values[c] > THRESHOLDS[c] for c in CHECKS if c in p.values)]
-    rate = len(raised) / max(len(others), 1)
-    count = f"{len(raised)} of {len(others)} ({rate:.1%}{_upper(raised, others)})"
-    lines.append(f"\nCheckpoints with any alarm, held out: {count}.")
+    lines.append(f"\nCheckpoints with any alarm: {_rate(others)} held out, {_rate(honest)} in all.")
     return "\n".join(lines)
 
 
@@ -73,13 +72,11 @@ def _largest(values: list[float]) -> str:
     return f"{max(values):.3g}" if values else "–"
 
 
-def _upper(raised: list[Checkpoint], others: list[Checkpoint]) -> str:
-    """Return the upper end of the exact 95 % interval of the rate, in words."""
-    from scipy.stats import beta
-
-    if not others:
-        return ""
-    return f"; 95 % interval up to {beta.ppf(0.975, len(raised) + 1, len(others) - len(raised)):.1%}"
+def _rate(points: list[Checkpoint]) -> str:
+    """Return how many of the checkpoints raise any alarm, with the upper end of the exact 95 % interval."""
+    raised = sum(any(p.values[c] > THRESHOLDS[c] for c in CHECKS if c in p.values) for p in points)
+    upper = beta.ppf(0.975, raised + 1, len(points) - raised) if raised < len(points) else 1.0
+    return f"{raised} of {len(points)} ({raised / len(points):.1%}, 95 % interval up to {upper:.1%})"
 
 
 def _strike_table(strikes: list[Strike]) -> str:
@@ -98,7 +95,7 @@ def _curve(strikes: list[Strike], attack: str) -> Curve:
     for noise in NOISE:
         here = [point for point in own if point.noise == noise]
         leaks = [point.leak for point in here if math.isfinite(point.leak)]
-        points.append((noise, fmean(point.detected for point in here), fmean(leaks) if leaks else 0.0))
+        points.append((noise, fmean(bool(point.alarms) for point in here), fmean(leaks) if leaks else 0.0))
     return points
 
 
@@ -122,8 +119,12 @@ suspicious.
 
 {_honest_table(honest)}
 
-What honest practice would raise an alarm all the same: a last layer initialised with zeros blocks every gradient in the
-first round, and single-pixel kernels are bare (identity initialisations). Models far from the ones above may need
+The absolute D-SNR of honest networks reaches the thousands once all samples of a batch but one are learnt, so its
+threshold says only what nothing else explains; the structural checks leave an order of magnitude or a wide margin.
+What honest practice would raise an alarm all the same: a network whose units died in training blocks its gradients
+(`lenet-relu` on faces did at learning rate 0.05, where 3 of its 18 checkpoints raised an alarm; it is trained at 0.01 here,
+all others at 0.05); so does, in the first round, a last layer initialised with zeros; and single-pixel kernels are bare
+(identity initialisations). Models far from the ones above may need
 thresholds of their own: `detect(..., thresholds=...)`.
 
 ## Attacks, whole and weakened
@@ -133,7 +134,8 @@ digits, batch 8; LOKI and suppression with two clients). The server adds Gaussia
 units of its root mean square; noise 0 is the attack as it is by default. "Leaks" is the share of images read off to
 20 dB; for `fishing` and `suppression` it is the squared cosine of the isolated gradient and that of the images alone.
 For suppression the client that looks is one of those silenced: the target receives an honest model and can only notice
-by comparing fingerprints with the others, which always tells.
+by comparing fingerprints with the others, which always tells. `cah` leaks at every noise because at batch 8 random
+first-layer weights do: a neuron that fires for one sample of eight is common, and there is nothing to detect in that.
 
 {_strike_table(strikes)}
 

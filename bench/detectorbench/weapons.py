@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import generator
 from fedseal.detection.detector import detect
+from fedseal.detection.readings import CHECKS, THRESHOLDS
 from fedseal.federation.client import plain_update
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import attacker_best
@@ -37,17 +39,20 @@ class Strike:
     Attributes:
         attack, model: which.
         noise: added to what was altered, relative to its root mean square.
-        detected: whether the client raised an alarm.
-        alarms: by which checks.
+        values: what the client reads, by check.
         leak: share of images recovered to 20 dB, or for attacks that isolate a gradient the squared cosine to it.
     """
 
     attack: str
     model: str
     noise: float
-    detected: bool
-    alarms: tuple[str, ...]
+    values: dict[str, float]
     leak: float
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """The checks that raise an alarm."""
+        return tuple(check for check in CHECKS if self.values.get(check, -math.inf) > THRESHOLDS[check])
 
 
 def strike(attack_name: str, model_name: str, noise: float, seed: int) -> Strike:
@@ -65,15 +70,14 @@ def strike(attack_name: str, model_name: str, noise: float, seed: int) -> Strike
         attack_name,
         model_name,
         noise,
-        found.suspicious,
-        tuple(reading.check for reading in found.alarms),
+        {reading.check: reading.value for reading in found.readings},
         _leak(attack_name, setup, target.observation, target.originals, seed),
     )
 
 
 def _scenario(attack: str, model: str, seed: int) -> Scenario:
     clients = 2 if attack in {"loki", "suppression"} else 1
-    values = {"data": "digits", "model": model, "targets": 1, "seed": seed}
+    values = {"data": "digits", "model": model, "targets": 1, "seed": seed, "attacker": {"labels": "true"}}
     return validate_scenario(values | {"client": {"batch_size": 8, "aggregate": clients}}, source="bench")
 
 

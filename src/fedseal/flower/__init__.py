@@ -15,6 +15,7 @@ except ImportError as error:
     raise ImportError("fedseal.flower needs Flower: pip install 'fedseal[flower]'") from error
 
 from fedseal.flower.defend import defend
+from fedseal.flower.detect import detect
 from fedseal.flower.guard import Dropped, GuardedStrategy, guard
 from fedseal.flower.record import Recorder, record
 from fedseal.flower.training import Trained, train_round, wrap_model
@@ -25,6 +26,7 @@ __all__ = [
     "Recorder",
     "Trained",
     "defend",
+    "detect",
     "guard",
     "record",
     "train_round",

@@ -81,9 +81,10 @@ class FishingAttack(ActiveAttack):
         rounds = _Rounds(ask, head)
         target = self._choose(rounds, knowledge)
         observation = ask([head.for_class(target)])
-        count = round(-float(_bias_gradient(observation, head)[target]) * _images_per_unit(observation))
+        counted = round(-float(_bias_gradient(observation, head)[target]) * _images_per_unit(observation))
+        count = min(max(counted, 1), image_count(observation))  # noise may say anything
         body = frozenset(observation.update.tensors) - {head.weight, head.bias}
-        labels = torch.full((max(count, 1),), target, device=head.device)
+        labels = torch.full((count,), target, device=head.device)
         split = rounds.one_above(target) if count > 1 else None
         if split is None:
             shared = (f"{count} samples share class {target}, and no feature splits them",) if count > 1 else ()

@@ -108,7 +108,7 @@ def calibrated_scale(trap: Trap, images: Tensor, batch: int, source: torch.Gener
 
 @dataclass(frozen=True)
 class TrapMemory:
-    """What the server remembers: names of the trap's parameters, and how many public samples it catches."""
+    """What the server remembers: names of the trap's parameters."""
 
     weight: str
     bias: str
@@ -120,7 +120,7 @@ class TrapMemory:
         "set the first linear layer so that its neurons fire for single samples",
         paper="Boenisch et al., EuroS&P 2023",
         threat="active: changes parameters",
-        needs=("batch_size", "auxiliary"),
+        needs=("batch_size",),
     ),
 )
 class TrapWeights(ActiveAttack):

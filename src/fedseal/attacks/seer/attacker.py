@@ -60,7 +60,7 @@ class SeerAttacker:
         whole = images.new_ones(len(images), 1, images.shape[1])
         found = [
             self.decoder(self.reader.sums(parameters, x, y, w)[:, 0])
-            for x, y, w in zip(images.split(64), labels.split(64), whole.split(64), strict=True)
+            for x, y, w in zip(*(torch.split(part, 64) for part in (images, labels, whole)), strict=True)
         ]
         return torch.cat(found).clamp(0, 1)
 

@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         """Return images, not cut to [0, 1]."""
         scale = self.get_buffer("scale")
         images: Tensor = self.reconstructor(self.disaggregator(entries * scale))
-        return images.unflatten(-1, self.shape)
+        return images.view(*images.shape[:-1], *self.shape)
 
     @property
     def empty(self) -> Tensor:

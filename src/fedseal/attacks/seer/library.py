@@ -13,9 +13,7 @@ def find_attacker(trainee: Trainee) -> SeerAttacker | None:
     if not path.is_file():
         return None
     shape = trainee.data.images.shape[1], trainee.data.images.shape[2], trainee.data.images.shape[3]
-    return load_attacker(
-        path, identity, trainee.model, trainee.normalisation, shape, trainee.num_classes, trainee.plan
-    )
+    return load_attacker(path, identity, trainee.model, trainee.normalisation, shape, trainee.num_classes, trainee.plan)
 
 
 def trained_attacker(trainee: Trainee, *, progress: Progress | None = None) -> SeerAttacker:

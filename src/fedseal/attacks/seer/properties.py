@@ -79,7 +79,7 @@ def check_shiftable(kind: Property) -> None:
 
 
 def shift(images: Tensor, amount: Tensor, kind: Property) -> Tensor:
-    """Change the score of images [M, B, C, H, W] by `amount` [M], but for pixels that leave [0, 1] and are cut there."""
+    """Change the score of images [M, B, C, H, W] by `amount` [M], less where pixels are cut to [0, 1]."""
     check_shiftable(kind)
     size = amount.view(-1, 1, 1, 1, 1)
     if kind == "red":  # +2/6 on red and -1/6 on the others change 2R - G - B by 1 and leave the mean as it is

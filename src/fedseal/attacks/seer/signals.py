@@ -97,7 +97,7 @@ class EntryReader(GradientReader):
             def losses(values: dict[str, Tensor]) -> Tensor:
                 return F.cross_entropy(self._logits(values, x), y, reduction="none")
 
-            _, pull = vjp(losses, dict(parameters))
+            pull = vjp(losses, dict(parameters))[1]
             (gradients,) = vmap(pull)(combination)
             parts = [gradients[name].flatten(1)[:, chosen] for name, chosen in self._indices.items()]
             return torch.cat(parts, 1)

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedseal.attacks.seer.attacker import SeerAttacker, build_decoder, build_reader
+from fedseal.attacks.seer.attacker import SeerAttacker, build_reader
 from fedseal.attacks.seer.batches import Auxiliary, Drawn
 from fedseal.attacks.seer.decoder import Decoder
 from fedseal.attacks.seer.plan import SeerPlan
-from fedseal.attacks.seer.signals import GradientReader
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.errors import InputError, TrialError
 from fedseal.core.hashing import hash_json, hash_tensors
@@ -120,9 +119,7 @@ class _Run:
         self._parameters = {
             name: p.detach().clone().requires_grad_(True) for name, p in trainee.model.named_parameters()
         }
-        self._reader = build_reader(
-            trainee.model, trainee.normalisation, data.images[:2], trainee.num_classes, plan
-        )
+        self._reader = build_reader(trainee.model, trainee.normalisation, data.images[:2], trainee.num_classes, plan)
         _check_normalised(trainee.model)
         self._decoder = self._fresh_decoder()
         tensors = [*self._parameters.values(), *self._decoder.parameters()]
@@ -153,7 +150,7 @@ class _Run:
         count, clients = drawn.images.shape[:2]
         weights = combinations(drawn, source).flatten(0, 1)
         sums = self._reader.sums(self._parameters, drawn.images.flatten(0, 1), drawn.labels.flatten(0, 1), weights)
-        return sums.unflatten(0, (count, clients)).sum(1)
+        return sums.view(count, clients, *sums.shape[1:]).sum(1)
 
     def advance(self) -> None:
         """Take one step of Adam."""
@@ -165,7 +162,7 @@ class _Run:
         unwanted = (decoded[:, 1:] - self._decoder.empty.detach()).square().mean()
         loss = (wanted + alpha * unwanted) / (1 + alpha)
         self._adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._adam.step()
         self._loss += loss.detach()
         self._counted += 1

@@ -1,1 +1,1 @@
-"""LIDS (paper of 2025, [S4]): mini-groups of similar images against servers that isolate one of a batch."""
+"""LIDS (Lin et al. 2025): mini-groups of similar images, against servers that isolate one image of a batch."""

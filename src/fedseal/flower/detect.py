@@ -1,0 +1,101 @@
+"""`detect`: a Flower client mod that looks at the model it was sent before the client answers.
+
+A model that looks like a weapon, or that is not the architecture the client knows, is refused with an error the server
+sees as a failed client, or answered with a warning in the log. What was found, and the fingerprint of what was
+received, stay in the client's own context, where clients can take them to compare past the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable
+from torch import nn
+
+from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.errors import FedsealError, UsageError
+from fedseal.core.tensors import Tensors, check_like
+from fedseal.detection.detector import detect as detect_model
+from fedseal.detection.fingerprints import fingerprint
+from fedseal.flower.defend import Mod
+from fedseal.flower.records import only_arrays, to_tensors
+
+FINDINGS = "fedseal.detect"
+REFUSED = 451
+"""Code of the error a refusing client answers with: unavailable for a reason of the client's own."""
+
+OnAlarm: TypeAlias = Literal["refuse", "warn"]
+"""What happens on an alarm: the client does not answer, or it does and logs why it should not have."""
+
+_LOG = logging.getLogger("fedseal.flower")
+
+
+@dataclass(frozen=True)
+class _Detect:
+    model: Callable[[], nn.Module]
+    batch: Callable[[Context], Batch] | None
+    on_alarm: OnAlarm
+    normalisation: Normalisation
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        reason = self._look(message, context)
+        if reason is None:
+            return call_next(message, context)
+        _LOG.warning("client %d received a suspicious model: %s", context.node_id, reason)
+        if self.on_alarm == "warn":
+            return call_next(message, context)
+        return Message(Error(REFUSED, "the model was refused as suspicious"), reply_to=message)
+
+    def _look(self, message: Message, context: Context) -> str | None:
+        """Return why the model is suspicious, or None; leave what was found in the context."""
+        _, record = only_arrays(message.content, "train message")
+        model = self.model()
+        try:
+            _load(model, to_tensors(record, "train message"))
+            batch = None if self.batch is None else self.batch(context)
+            found = detect_model(model, batch, normalisation=self.normalisation)
+        except FedsealError as error:
+            context.state.config_records[FINDINGS] = ConfigRecord({"suspicious": True, "alarms": [error.message]})
+            return error.message
+        alarms = [str(reading) for reading in found.alarms]
+        context.state.config_records[FINDINGS] = ConfigRecord(
+            {"suspicious": found.suspicious, "alarms": alarms, "fingerprint": fingerprint(model)}
+        )
+        return "; ".join(alarms) if alarms else None
+
+
+def detect(
+    model: Callable[[], nn.Module],
+    *,
+    batch: Callable[[Context], Batch] | None = None,
+    on_alarm: OnAlarm = "refuse",
+    normalisation: Normalisation = IDENTITY,
+) -> Mod:
+    """Return a client mod that checks every model the client is asked to train.
+
+    Put it first among the mods, so that nothing is computed on a weapon.
+
+    Args:
+        model: builds the architecture the client agreed to, in the mode it trains in; received weights must fit it.
+        batch: returns samples the client would train on; without it only the weights are looked at.
+        on_alarm: `refuse` answers with an error, `warn` logs and goes on.
+        normalisation: between images and model inputs.
+    """
+    if on_alarm not in ("refuse", "warn"):
+        raise UsageError(f"there is no reaction {on_alarm!r}.", hint="Use 'refuse' or 'warn'.")
+    return _Detect(model, batch, on_alarm, normalisation)
+
+
+def _load(model: nn.Module, received: Tensors) -> None:
+    """Load received weights, by name, or by place in the older client API."""
+    own = model.state_dict()
+    if list(received) == [str(place) for place in range(len(own))]:
+        received = dict(zip(own, received.values(), strict=True))
+    check_like(received, own, "received model")
+    model.load_state_dict(dict(received))
