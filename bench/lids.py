@@ -47,6 +47,7 @@ from fedseal.models.registry import build_model
 
 Case = Literal["none", "lids", "lids-a", "lids, adaptive"]
 CASES: tuple[Case, ...] = ("none", "lids", "lids-a", "lids, adaptive")
+CURVE_STEPS = (100, 300, 600, 1000, 2000)
 CONSOLE = Console(stderr=True)
 
 
@@ -318,6 +319,13 @@ def table(rows: list[dict[str, Any]], accuracies: list[dict[str, Any]]) -> str:
             f"| {row['guess']:.1f} | {_interval(row['hit'], 2)} | {_interval(row['ssim'], 2)} "
             f"| {_interval(row['lpips'], 3)} | {_interval(row['rla'], 1, 100)} ({100 * row['rla_originals']:.1f}) |"
         )
+    lines += ["", "| attacker | training, s | loss at steps |", "|---|---|---|"]
+    for row in rows:
+        if row["case"] in ("none", "lids, adaptive"):
+            shown = {step: loss for step, loss in row["curve"] if step in CURVE_STEPS or step == row["curve"][-1][0]}
+            losses = ", ".join(f"{step}: {loss:.4f}" for step, loss in shown.items())
+            who = row["property"] + (", adaptive" if row["case"] != "none" else "")
+            lines.append(f"| {who} | {row['seconds']:.0f} | {losses} |")
     if accuracies:
         lines += ["", "| client | test accuracy % |", "|---|---|"]
         lines += [f"| {one['case']} | {100 * one['accuracy']:.1f} |" for one in accuracies]
