@@ -47,6 +47,7 @@ from fedseal.models.registry import build_model
 
 Case = Literal["none", "lids", "lids-a", "lids, adaptive"]
 CASES: tuple[Case, ...] = ("none", "lids", "lids-a", "lids, adaptive")
+LEAST_GAIN_DB, LEAST_HITS = 4.0, 0.7
 CURVE_STEPS = (100, 300, 600, 1000, 2000)
 CONSOLE = Console(stderr=True)
 
@@ -305,6 +306,11 @@ def _interval(value: dict[str, float] | None, digits: int, factor: float = 1.0) 
     return f"{value['mean'] * factor:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def isolates(row: dict[str, Any]) -> bool:
+    """Return whether an attacker is good enough for a defence to be judged by it."""
+    return bool(row["psnr_all"]["mean"] - row["guess"] >= LEAST_GAIN_DB and row["hit"]["mean"] >= LEAST_HITS)
+
+
 def table(rows: list[dict[str, Any]], accuracies: list[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
     lines = [
@@ -319,6 +325,12 @@ def table(rows: list[dict[str, Any]], accuracies: list[dict[str, Any]]) -> str:
             f"| {row['guess']:.1f} | {_interval(row['hit'], 2)} | {_interval(row['ssim'], 2)} "
             f"| {_interval(row['lpips'], 3)} | {_interval(row['rla'], 1, 100)} ({100 * row['rla_originals']:.1f}) |"
         )
+    weak = [row["property"] for row in rows if row["case"] == "none" and not isolates(row)]
+    if weak:
+        lines += [
+            "",
+            f"Not isolated well enough to judge LIDS by (4 dB above the guess, hit rate 0.7): {', '.join(weak)}.",
+        ]
     lines += ["", "| attacker | training, s | loss at steps |", "|---|---|---|"]
     for row in rows:
         if row["case"] in ("none", "lids, adaptive"):

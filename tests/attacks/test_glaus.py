@@ -102,5 +102,7 @@ def test_wrong_use_is_explained():
         Glaus(draws=0)
     with pytest.raises(CapabilityError, match="needs auxiliary"):
         setup(public=False).observe(build_defence("minmax"), 0, attack=Glaus(draws=1))
+    with pytest.raises(CapabilityError, match="only a mean of clients"):
+        setup(aggregate=2).observe(build_defence("minmax"), 0, attack=Glaus(draws=1))
     with pytest.raises(CapabilityError, match="not a weight change"):
         setup(local_steps=2).observe(build_defence("minmax"), 0, attack=Glaus(draws=1))

@@ -109,6 +109,11 @@ class Glaus(ActiveAttack):
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Have the client answer with the same data as often as there are draws."""
         self.check_knowledge(knowledge)
+        if (knowledge.clients or 1) > 1:
+            raise CapabilityError(
+                "glaus counts what one client sends, and here the server sees only a mean of clients.",
+                hint="Set `client.aggregate: 1`.",
+            )
         observation = ask([model])
         if observation.update.kind != "gradient":
             raise CapabilityError("glaus rebuilds a gradient, not a weight change.", hint="Set `local_steps: 1`.")

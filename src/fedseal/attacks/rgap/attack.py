@@ -93,7 +93,8 @@ class RecursiveAttack(Attack):
         for target, observation in enumerate(observations):
 
             def report(step: int, inputs: Tensor, target: int = target, observation: Observation = observation) -> None:
-                if listener is not None and step % self._report_every == 0:
+                is_image = inputs.numel() == shown[target, 0].numel()  # inner layers are solved before the image
+                if listener is not None and is_image and step % self._report_every == 0:
                     shown[target, 0] = _to_image(observation, inputs)
                     listener(target / len(observations), shown)
 

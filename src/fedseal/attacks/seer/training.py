@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -61,7 +62,7 @@ class Trainee:
     plan: SeerPlan
     groups: Groups | None = None
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hash of everything that determines the trained attacker."""
         data = {"images": self.data.images, "labels": self.data.labels}

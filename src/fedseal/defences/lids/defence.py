@@ -89,7 +89,7 @@ class Lids(Defence):
 
     def attacker_view(self) -> AttackerView:
         """Publish the parameters; the adaptive attacker trains SEER on batches built the same way (`lids=S`)."""
-        values = {"samples": self.samples, "tau": self.tau, "augment": self.augment}
+        values = {"samples": self.samples, "tau": self.tau, "augment": self.augment, "epochs": self.epochs}
         return AttackerView(self.name, values)
 
     def _construct(self, data: Batch, seed: int, *, keep: bool) -> Construction:

@@ -1,0 +1,117 @@
+"""`audit-update`: one update a real client sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedseal.cli.app import app
+from fedseal.cli.options import DataRoot, command_line, look_here_for_models, numbers
+from fedseal.core.errors import UsageError
+
+
+@app.command("audit-update")
+def audit_update_command(
+    model: Annotated[
+        str, typer.Option(help="Model: a name of `fedseal list models`, package.module:attribute, or a weights file.")
+    ],
+    update: Annotated[
+        Path | None, typer.Option(help="Recorded .update.safetensors, a directory of them, or plain tensors.")
+    ] = None,
+    before: Annotated[Path | None, typer.Option(help="Weights the client was sent (safetensors).")] = None,
+    after: Annotated[Path | None, typer.Option(help="Weights it returned; instead of --update.")] = None,
+    input_shape: Annotated[str | None, typer.Option(help="C,H,W of an image, e.g. 1,32,32.")] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="Outputs of the model; read off its weights.")] = None,
+    kind: Annotated[str | None, typer.Option(help="What plain tensors are: gradient or delta.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the client's steps.")] = None,
+    local_steps: Annotated[int | None, typer.Option(min=1, help="Of the client in this round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per local step.")] = None,
+    bn_mode: Annotated[str | None, typer.Option(help="eval, train-nostats or train-exact-stats.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Normalisation per channel, e.g. 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Normalisation per channel.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="True labels, e.g. 3,1; inferred from the update if absent.")
+    ] = None,
+    original: Annotated[
+        list[Path] | None, typer.Option(help="Private images (PNG, ..., or safetensors `images`) to score against.")
+    ] = None,
+    public: Annotated[str | None, typer.Option(help="Data set for chance baselines beside originals.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attack to run; repeatable. Default: ig.")] = None,
+    defence: Annotated[str | None, typer.Option(help="Defence the attacker knows was applied.")] = None,
+    round_number: Annotated[int | None, typer.Option("--round", help="Which round of a directory.")] = None,
+    client: Annotated[str | None, typer.Option(help="Which client of a directory.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Attack iterations per start.")] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Independent starts, whose agreement is reported.")] = 3,
+    seed: Annotated[int, typer.Option(help="Determines all starts.")] = 0,
+    fail_on: Annotated[str | None, typer.Option(help="Exit with 1 at this risk or above; needs --original.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the report.")] = Path("fedseal-update"),
+    data_root: DataRoot = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Leave all images out of the report.")] = False,
+) -> None:
+    """Attack one update that a real client sent, and report what came back.
+
+    With the originals the result is scored; without, it comes with the attacker's own confidence: how much of the
+    update the rebuilt images explain, and how well independent starts agree.
+    """
+    from rich.console import Console
+
+    from fedseal.audit.update_audit import audit_update
+    from fedseal.audit.update_case import UpdateSource, build_case
+    from fedseal.audit.verdict import RiskLevel
+    from fedseal.metrics.lpips import load_lpips
+    from fedseal.report.update import render_update_terminal, write_update_reports
+
+    limit = None if fail_on is None else RiskLevel.parse(fail_on)
+    if limit is not None and not original:
+        raise UsageError("--fail-on needs --original.", hint="Without originals there is no risk to compare.")
+    look_here_for_models()
+    case = build_case(
+        UpdateSource(
+            model=model,
+            update=update,
+            before=before,
+            after=after,
+            round=round_number,
+            client=client,
+            labels=None if labels is None else tuple(numbers(labels, int, "--labels")),
+            originals=tuple(original or ()),
+            defence=defence,
+            facts={
+                "kind": kind,
+                "input_shape": None if input_shape is None else numbers(input_shape, int, "--input-shape"),
+                "num_classes": classes,
+                "learning_rate": learning_rate,
+                "local_steps": local_steps,
+                "batch_size": batch_size,
+                "bn_mode": bn_mode,
+                "mean": None if mean is None else numbers(mean, float, "--mean"),
+                "std": None if std is None else numbers(std, float, "--std"),
+            },
+        )
+    )
+    console = Console(stderr=True)
+    with console.status("attacking") as status:
+        audit = audit_update(
+            case,
+            attack or ["ig"],
+            iterations=iterations,
+            restarts=restarts,
+            seed=seed,
+            public=_public_batch(public, data_root),
+            lpips=load_lpips() if original else None,
+            command=command_line(),
+            listener=lambda done, images: status.update(f"attacking {done:.0%}"),
+        )
+    written = write_update_reports(audit, out, redact=redact)
+    Console().print(render_update_terminal(audit))
+    typer.echo(f"report: {written['html']}")
+    if limit is not None and audit.level is not None and audit.level >= limit:
+        raise typer.Exit(1)
+
+
+def _public_batch(spec: str | None, data_root: Path | None) -> Any:
+    from fedseal.data.registry import DATASETS
+
+    return None if spec is None else DATASETS.build(spec, data_root=data_root).batch()
