@@ -10,11 +10,12 @@ import torch
 
 from fedseal._version import VERSION
 from fedseal.attacks.labels import LABEL_RULES
+from fedseal.audit.fingerprint import file_hashes
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
-from fedseal.core.errors import FedsealError, UsageError
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.errors import UsageError
+from fedseal.core.hashing import hash_json
 from fedseal.core.registry import near_matches
 from fedseal.defences.pipeline import build_defence
 
@@ -69,23 +70,15 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     }
     groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
     jobs = []
-    models = {defence: _model_hash(setup, defence) for defence in _unique(scenario.defences)}
-    for defence, attack in product(models, _unique(scenario.attacks)):
+    loaded = {defence: file_hashes(defence) for defence in _unique(scenario.defences)}
+    for defence, attack in product(loaded, _unique(scenario.attacks)):
         for aware, group in product(_attackers(scenario, defence), groups):
             cell = {"defence": defence, "attack": attack, "aware": aware, "group": [group.start, group.stop]}
-            if models[defence] != setup.weights_hash:
-                cell["model"] = models[defence]
+            if loaded[defence]:
+                cell["files"] = loaded[defence]
             trials = tuple(PlannedTrial(t, hash_json({**base, **cell, "target": t})) for t in group)
             jobs.append(Job(defence, attack, aware, trials))
     return tuple(jobs)
-
-
-def _model_hash(setup: Setup, defence: str) -> str:
-    """Return the hash of the weights under a defence, which may load or add some; of none if it refuses the model."""
-    try:
-        return hash_tensors(setup.wrapped_model(build_defence(defence)).state_dict())
-    except FedsealError:
-        return setup.weights_hash
 
 
 def _attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal._version import VERSION
+from fedseal.audit.fingerprint import file_hashes
 from fedseal.audit.setup import find_device
 from fedseal.audit.store import Store
 from fedseal.audit.training_scenario import TrainingScenario
@@ -300,7 +301,8 @@ def run_training(
                 store.set_meta(_head(scenario, federation, command, device))
             base = _base(scenario, federation, device)
             for defence in scenario.defences:
-                key = hash_json({**base, "defence": defence})
+                files = file_hashes(defence)
+                key = hash_json({**base, "defence": defence, **({"files": files} if files else {})})
                 plan.append((defence, seed, key))
                 store.set_meta({"trainings": plan})
                 watcher.ended(_train(federation, defence, seed, key, store, watcher))

@@ -199,7 +199,12 @@ def _part(tensors: Tensors, index: int) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+def split_pipeline(text: str) -> list[str]:
+    """Return the specs of a pipeline's members; a `+` within a number is none."""
+    return re.split(r"\+(?=[A-Za-z])", text)
+
+
 def build_defence(text: str) -> Defence:
     """Build a defence or a pipeline from its spec; `+` between names composes."""
-    members = [DEFENCES.build(part) for part in re.split(r"\+(?=[A-Za-z])", text)]
+    members = [DEFENCES.build(part) for part in split_pipeline(text)]
     return members[0] if len(members) == 1 else Pipeline(members)
