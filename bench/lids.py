@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -203,6 +204,7 @@ class Bench:
             "least": summary.least,
             "most": summary.most,
             "best_real": bootstrap_mean(best.tolist()).as_dict(),
+            "fed": bootstrap_mean(psnr(shown, attacked.target, data_range=1.0).tolist()).as_dict(),
             "guess": float(psnr(guess, attacked.real, data_range=1.0).mean()),
             "hit": bootstrap_mean(hits.tolist()).as_dict(),
             "ssim": bootstrap_mean(ssim(shown, attacked.real, data_range=1.0).tolist()).as_dict(),
@@ -275,6 +277,11 @@ class Attacked:
     label: Tensor
     reals: Tensor
 
+    @property
+    def target(self) -> Tensor:
+        """The fed images with the property, [M, C, H, W]."""
+        return self.images[torch.arange(len(self.top)), self.top]
+
     @classmethod
     def of(cls, images: Tensor, labels: Tensor, places: Tensor, size: int, bench: Bench, kind: Property) -> Attacked:
         """Find what the attacker is after in batches of groups of `size` images, the first of each being real."""
@@ -311,20 +318,27 @@ def isolates(row: dict[str, Any]) -> bool:
     return bool(row["psnr_all"]["mean"] - row["guess"] >= LEAST_GAIN_DB and row["hit"]["mean"] >= LEAST_HITS)
 
 
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "property": lambda row: row["property"],
+    "client, attacker": lambda row: row["case"],
+    "REC %": lambda row: _interval(row["rec"], 1, 100),
+    "PSNR-All dB": lambda row: _interval(row["psnr_all"], 1),
+    "PSNR-Top": lambda row: f"{row['psnr_top']:.1f}",
+    "min, max": lambda row: f"{row['least']:.1f}, {row['most']:.1f}",
+    "best real dB": lambda row: _interval(row["best_real"], 1),
+    "fed dB": lambda row: _interval(row["fed"], 1),
+    "guess dB": lambda row: f"{row['guess']:.1f}",
+    "hit": lambda row: _interval(row["hit"], 2),
+    "SSIM": lambda row: _interval(row["ssim"], 2),
+    "LPIPS": lambda row: _interval(row["lpips"], 3),
+    "RLA % (originals)": lambda row: f"{_interval(row['rla'], 1, 100)} ({100 * row['rla_originals']:.1f})",
+}
+
+
 def table(rows: list[dict[str, Any]], accuracies: list[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
-    lines = [
-        "| property | client, attacker | REC % | PSNR-All dB | PSNR-Top | best real dB | min, max | guess dB | hit "
-        "| SSIM | LPIPS | RLA % (originals) |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['property']} | {row['case']} | {_interval(row['rec'], 1, 100)} | {_interval(row['psnr_all'], 1)} "
-            f"| {row['psnr_top']:.1f} | {_interval(row['best_real'], 1)} | {row['least']:.1f}, {row['most']:.1f} "
-            f"| {row['guess']:.1f} | {_interval(row['hit'], 2)} | {_interval(row['ssim'], 2)} "
-            f"| {_interval(row['lpips'], 3)} | {_interval(row['rla'], 1, 100)} ({100 * row['rla_originals']:.1f}) |"
-        )
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows]
     weak = [row["property"] for row in rows if row["case"] == "none" and not isolates(row)]
     if weak:
         lines += [
