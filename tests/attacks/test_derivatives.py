@@ -166,3 +166,21 @@ def test_unrolling_reproduces_a_clients_weight_change(toy_net: Callable, observe
     problem, _, lanes = prepared("ig", observation)
     dummy = problem.update(truth.images.reshape(-1), truth.labels)[0]
     assert torch.allclose(dummy, lanes.observed[0], atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact", "finite-difference"])
+def test_parameters_the_model_does_not_use_have_no_gradient(mode: str, observe: Callable) -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Parameter(torch.ones(3))
+            self.body = build_model("resnet10:width=4", input_shape=SHAPE, num_classes=10, seed=0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.body(x)
+            return logits
+
+    problem, z, lanes = prepared("ig", observe(Spare(), shape=SHAPE)[0])
+    evaluation = choose_derivatives(problem, mode, z, lanes)(z, lanes)  # type: ignore[arg-type]
+    assert bool(torch.isfinite(evaluation.gradients).all())
+    assert bool(evaluation.gradients.any())

@@ -62,7 +62,7 @@ class Exact:
         parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
         labels = None if lanes.labels is None else lanes.labels[0]
         loss, (captured, inputs) = problem.loss(parameters, variable, labels)
-        dummy = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+        dummy = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in dummy])
         distance, chosen = problem.distance(flat, lanes.observed[0], None if selections is None else selections[0])
         total = distance * weight
@@ -116,7 +116,7 @@ class FiniteDifference:
             loss, (captured, inputs) = problem.loss(parameters, z, labels)
         prior = problem.prior(inputs, captured) if problem.has_prior else None
         wanted = [*parameters.values()] if self._central else [*parameters.values(), z]
-        gradients = torch.autograd.grad(loss, wanted, retain_graph=prior is not None)
+        gradients = torch.autograd.grad(loss, wanted, retain_graph=prior is not None, materialize_grads=True)
         dummy = dict(zip(parameters, gradients, strict=False))
         match = self._match_products(dummy, observed) or self._match(dummy, observed, selection)
         h = self._step * self._norm / match.norm.clamp(min=1e-30)
