@@ -65,7 +65,7 @@ def setup(public: bool = True, **client: object) -> Setup:
                 "model": "lenet:init=wide-uniform",
                 "attacks": ["glaus"],
                 "defences": ["minmax"],
-                "targets": 1,
+                "targets": 2,
                 "client": {"batch_size": 1, **client},
                 "attacker": {"labels": "true", "public_data": public},
             }
@@ -92,9 +92,19 @@ def test_an_audit_gathers_draws_of_one_gradient():
         assert near[use] > one
     assert min(near.values()) > 0.9
     attack.check(observation)
-    found = attack.run_many([observation], Budget(iterations=2), [0])[0]
-    assert found.images.shape == (1, 1, 12, 12)
-    assert any("60 draws" in note for note in found.notes)
+
+
+def test_several_targets_are_inverted_as_one_batch():
+    world, attack = setup(), Glaus(draws=2, iterations=2)
+    model = world.wrapped_model(build_defence("minmax"))
+    observed = [
+        world.observe(build_defence("minmax"), target, model=model, attack=attack).observation for target in range(2)
+    ]
+    heard: list[tuple[int, ...]] = []
+    found = attack.run_many(observed, Budget(), [0, 1], lambda done, images: heard.append(tuple(images.shape)))
+    assert [tuple(one.images.shape) for one in found] == [(1, 1, 12, 12)] * 2
+    assert set(heard) == {(2, 1, 1, 12, 12)}
+    assert all("2 draws" in one.notes[-1] for one in found)
 
 
 def test_wrong_use_is_explained():

@@ -50,7 +50,7 @@ def test_the_page_renders(browser: Any, pages: dict[str, Path], name: str, width
     page.close()
     assert problems == []
     assert [url for url in requests if not url.startswith("data:")] == [pages[name].as_uri()]
-    assert elapsed < 5  # 0.1 s on a quiet machine
+    assert elapsed < 60  # 0.1 s on a quiet machine; a page that waits for a network never ends
     assert scroll <= inner
     assert picture.std() > 5
     assert broken == 0
