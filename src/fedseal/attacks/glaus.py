@@ -10,7 +10,6 @@ the place of the aggregate of ten clients; `use=mean` averages what was sent ins
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -130,21 +129,17 @@ class Glaus(ActiveAttack):
         seeds: Sequence[int],
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
-        """Rebuild each gradient and invert it."""
+        """Rebuild each gradient, and invert them as one batch."""
         spent = Budget(self._iterations or budget.iterations, budget.restarts)
-        return [
-            self._invert(observation, spent, seed, listener)
-            for observation, seed in zip(observations, seeds, strict=True)
+        draws = [recall(observation, Draws, self.name) for observation in observations]
+        rebuilt = [
+            self.rebuilt(observation, one, seed)
+            for observation, one, seed in zip(observations, draws, seeds, strict=True)
         ]
-
-    def _invert(self, observation: Observation, budget: Budget, seed: int, listener: Listener | None) -> Reconstruction:
-        started = time.perf_counter()
-        draws = recall(observation, Draws, self.name)
-        rebuilt = self.rebuilt(observation, draws, seed)
-        found = self._inversion.run(rebuilt, budget, seed, listener)
-        unseen = float((draws.counts == 0).double().mean())
-        note = f"{draws.number} draws; {unseen:.0%} of the entries were never sent"
-        return replace(found, seconds=time.perf_counter() - started, notes=(*found.notes, note))
+        found = self._inversion.run_many(rebuilt, spent, seeds, listener)
+        return [
+            replace(result, notes=(*result.notes, _describe(one))) for result, one in zip(found, draws, strict=True)
+        ]
 
     def rebuilt(self, observation: Observation, draws: Draws, seed: int) -> Observation:
         """Return the observation of the rebuilt gradient, as a passive attacker sees it."""
@@ -200,3 +195,8 @@ class Glaus(ActiveAttack):
                 for p, value in zip(parameters.values(), values, strict=True)
             ]
         )
+
+
+def _describe(draws: Draws) -> str:
+    unseen = float((draws.counts == 0).double().mean())
+    return f"{draws.number} draws; {unseen:.0%} of the entries were never sent"
