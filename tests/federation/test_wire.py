@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedseal.core.errors import InputError
-from fedseal.federation.wire import MAX_DIMENSIONS, MAX_NAME, MAX_TENSORS, decode, encode
+from fedseal.federation.wire import MAX_DIMENSIONS, MAX_NAME, MAX_TENSORS, decode, encode, payload_size
 from fedseal.federation.wire.bits import varint
 from fedseal.federation.wire.codecs import Positions, Values
 
@@ -78,7 +78,9 @@ def payload(*rows: bytes, body: bytes = ONE, number: int | None = None, version:
 
 @given(st.dictionaries(NAMES, tensors(), max_size=4))
 def test_what_goes_in_comes_out(named: dict[str, Tensor]):
-    assert_same(decode(encode(named)), named)
+    coded = encode(named)
+    assert_same(decode(coded), named)
+    assert payload_size(named) == len(coded)
 
 
 @given(tensors())

@@ -18,7 +18,7 @@ from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.wire import bits as b
 from fedseal.federation.wire import decode, encode
-from fedseal.federation.wire.codecs import Positions, Values, decode_tensor, encode_tensor, find_grid
+from fedseal.federation.wire.codecs import Positions, Values, decode_tensor, find_grid, plan_tensor
 
 NUMBERS = st.integers(0, 2**63 - 1)
 
@@ -40,7 +40,8 @@ def stochastic(x: Tensor, width: int, formula: int = 0) -> Tensor:
 
 def assert_exact(tensor: Tensor) -> tuple[Positions, Values, int]:
     """Round-trip a flat tensor; return what was chosen and the length of the body."""
-    tag, body = encode_tensor(tensor)
+    plan = plan_tensor(tensor)
+    tag, body = plan.tag, plan.write()
     back = decode_tensor(tag, memoryview(body), tensor.numel(), tensor.dtype)
     assert back.dtype == tensor.dtype
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))

@@ -21,7 +21,7 @@ from fedseal.core.tensors import Tensors
 from fedseal.defences.dual_pruning import PAPER, FeedbackPruning, hinge, removed_count
 from fedseal.defences.pruning import match_observed_support
 from fedseal.defences.selection import largest
-from fedseal.federation.wire import encode
+from fedseal.federation.wire import payload_size
 
 
 @DEFENCES.register(
@@ -93,7 +93,7 @@ class AlignedDualGradientPruning(FeedbackPruning):
                 f"this client broadcast the locations of its {100 * share:.0f} % largest entries: all others and the "
                 "server know which of its entries are large, also those it did not send",
             )
-        return replace(report, bytes_down=len(encode(message)) + len(encode(values)), remarks=remarks)
+        return replace(report, bytes_down=payload_size(message) + payload_size(values), remarks=remarks)
 
     def attacker_view(self) -> AttackerView:
         """Publish the shares and the location set.

@@ -26,7 +26,7 @@ from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.loss import cross_entropy_loss
-from fedseal.federation.wire import encode
+from fedseal.federation.wire import payload_size
 from fedseal.metrics.gradient import density
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def client_round(
     check_finite(trained.update.tensors, "client update")
     cost = merge_reports(
         [defence.report()],
-        bytes_up=len(encode(trained.update.tensors)),
+        bytes_up=payload_size(trained.update.tensors),
         seconds=trained.hook_seconds,
         density=density(trained.update.tensors),
     )

@@ -34,7 +34,7 @@ from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.history import Dropped, History, RoundRecord
 from fedseal.federation.simulation.listener import Listener, Upload
 from fedseal.federation.simulation.vectorised import can_vectorise, pays, train_together
-from fedseal.federation.wire import encode
+from fedseal.federation.wire import payload_size
 
 SILENT = "did not answer"
 """Why a client that dropped out is not part of a round."""
@@ -251,7 +251,7 @@ class _Federation:
         buffers = {name: answer.buffers[name] for name in self._moving} if self._shares_buffers else {}
         if buffers:
             tally.buffers.add(buffers, weight)
-        tally.bytes_up += len(encode({**update.tensors, **buffers}))
+        tally.bytes_up += payload_size({**update.tensors, **buffers})
         tally.hook_seconds += answer.hook_seconds
         tally.clients.append(one.name)
         tally.indices.append(one.index)
@@ -384,7 +384,7 @@ def _dense_bytes(model: nn.Module) -> int:
     tensors |= {name: model.get_buffer(name) for name in _running_statistics(model)}
     source = generator(0, "dense")
     filled = {name: 1 + torch.rand(t.shape, generator=source, dtype=torch.float64) for name, t in tensors.items()}
-    return len(encode({name: value.to(tensors[name].dtype) for name, value in filled.items()}))
+    return payload_size({name: value.to(tensors[name].dtype) for name, value in filled.items()})
 
 
 def _load_buffers(model: nn.Module, buffers: Tensors) -> None:

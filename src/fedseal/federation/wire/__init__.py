@@ -5,6 +5,14 @@
 
 from __future__ import annotations
 
-from fedseal.federation.wire.payload import MAX_BYTES, MAX_DIMENSIONS, MAX_NAME, MAX_TENSORS, decode, encode
+from fedseal.federation.wire.payload import (
+    MAX_BYTES,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TENSORS,
+    decode,
+    encode,
+    payload_size,
+)
 
-__all__ = ["MAX_BYTES", "MAX_DIMENSIONS", "MAX_NAME", "MAX_TENSORS", "decode", "encode"]
+__all__ = ["MAX_BYTES", "MAX_DIMENSIONS", "MAX_NAME", "MAX_TENSORS", "decode", "encode", "payload_size"]

@@ -125,8 +125,17 @@ class _Shape:
         return self.positions | (Values.RAW if self.grid is None else Values.GRID) << 4
 
 
-def encode_tensor(tensor: Tensor) -> tuple[int, bytes]:
-    """Return the tag and the body of a tensor of floats, of any shape: the shortest there is."""
+@dataclass(frozen=True)
+class TensorPlan:
+    """How a tensor is coded: the tag, the exact length of its body, and what writes it."""
+
+    tag: int
+    size: int
+    write: Callable[[], bytes]
+
+
+def plan_tensor(tensor: Tensor) -> TensorPlan:
+    """Choose the shortest code of a tensor of floats, of any shape, without writing it."""
     flat = tensor.reshape(-1)
     words = _words(flat)
     present = words != 0
@@ -137,12 +146,17 @@ def encode_tensor(tensor: Tensor) -> tuple[int, bytes]:
     sizes = _position_sizes(flat.numel(), kept, gaps, parameter)
     grid = find_grid(flat[torch.from_numpy(present)] if kept < flat.numel() else flat)
     best = min(_candidates(sizes, flat.numel(), kept, grid, flat.element_size()), key=lambda one: (one.size, one.tag))
-    head = b"" if best.positions is Positions.ALL else varint(kept)
-    if best.positions in (Positions.RICE, Positions.RICE_ABSENT):
-        head += bytes([parameter])
-    chosen = slice(None) if best.positions is Positions.ALL or kept == flat.numel() else present
-    body = head + _values(words, flat, chosen, best.grid) + _write_positions(best.positions, present, gaps, parameter)
-    return best.tag, body
+
+    def write() -> bytes:
+        head = b"" if best.positions is Positions.ALL else varint(kept)
+        if best.positions in (Positions.RICE, Positions.RICE_ABSENT):
+            head += bytes([parameter])
+        chosen = slice(None) if best.positions is Positions.ALL or kept == flat.numel() else present
+        return (
+            head + _values(words, flat, chosen, best.grid) + _write_positions(best.positions, present, gaps, parameter)
+        )
+
+    return TensorPlan(best.tag, best.size, write)
 
 
 def decode_tensor(tag: int, body: memoryview, count: int, dtype: torch.dtype) -> Tensor:

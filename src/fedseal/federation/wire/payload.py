@@ -21,7 +21,7 @@ from torch import Tensor
 from fedseal.core.errors import InputError
 from fedseal.core.tensors import Tensors
 from fedseal.federation.wire.bits import read_varint, require, varint
-from fedseal.federation.wire.codecs import TAGS, decode_tensor, encode_tensor
+from fedseal.federation.wire.codecs import TAGS, TensorPlan, decode_tensor, plan_tensor
 
 MAX_BYTES = 4 << 30
 """Most bytes of all decoded tensors together: a thousand million float32 parameters."""
@@ -58,16 +58,28 @@ class _Entry:
 
 def encode(tensors: Tensors) -> bytes:
     """Encode named tensors of floats into one payload, each by the codec that is shortest for it."""
-    _check_limits(tensors)
-    header, bodies = [varint(len(tensors))], []
-    for name, tensor in tensors.items():
-        tag, body = encode_tensor(tensor.detach().cpu().contiguous())
-        text = name.encode()
-        header += [varint(len(text)), text, bytes([_DTYPES.index(tensor.dtype), tag, tensor.ndim])]
-        header += [*map(varint, tensor.shape), varint(len(body))]
-        bodies.append(body)
-    content = b"".join([_PREFIX.pack(_MAGIC, _VERSION), *header, *bodies])
+    head, plans = _planned(tensors)
+    content = b"".join([head, *(plan.write() for plan in plans)])
     return content + _CHECKSUM.pack(zlib.crc32(content))
+
+
+def payload_size(tensors: Tensors) -> int:
+    """Return the length of `encode(tensors)` without writing it."""
+    head, plans = _planned(tensors)
+    return len(head) + sum(plan.size for plan in plans) + _CHECKSUM.size
+
+
+def _planned(tensors: Tensors) -> tuple[bytes, list[TensorPlan]]:
+    """Return everything in front of the bodies, and how each body is written."""
+    _check_limits(tensors)
+    header, plans = [_PREFIX.pack(_MAGIC, _VERSION), varint(len(tensors))], []
+    for name, tensor in tensors.items():
+        plan = plan_tensor(tensor.detach().cpu().contiguous())
+        text = name.encode()
+        header += [varint(len(text)), text, bytes([_DTYPES.index(tensor.dtype), plan.tag, tensor.ndim])]
+        header += [*map(varint, tensor.shape), varint(plan.size)]
+        plans.append(plan)
+    return b"".join(header), plans
 
 
 def decode(payload: bytes, *, limit: int = MAX_BYTES) -> dict[str, Tensor]:
