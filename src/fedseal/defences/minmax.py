@@ -17,6 +17,9 @@ from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.defences.pruning import check_ratio, kept_count, match_observed_support
 
+_TAIL = 4.0
+"""Exponent of the law (1 + |x| / mean)^-4 an attacker assumes of entries; ReLU networks have heavy tails."""
+
 
 def minmax_sample(vector: Tensor, kept: int, generator: torch.Generator) -> Tensor:
     """Keep `kept` entries of each vector in [..., N] at random, without bias; everything if there are no more."""
@@ -73,7 +76,7 @@ class MinMaxSampling(Defence):
         return AttackerView(self.name, parameters, match_observed_support, read=self._unsampled)
 
     def _unsampled(self, observed: Tensors) -> Tensors:
-        """Return the mean of x given s = x + C / x: both roots, by chance and a Laplace law of entries.
+        """Return the mean of x given s = x + C / x: both roots, by chance and a heavy-tailed law.
 
         As the draw is unbiased, the mean size of what was sent is that of all entries, which is the law's scale.
         """
@@ -105,7 +108,7 @@ def _log_density(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
     squared = x.square()
     steepness = (squared - threshold).abs() + 1e-3 * threshold
     return (
-        -x / scale.clamp(min=1e-30)
+        -_TAIL * torch.log1p(x / scale.clamp(min=1e-30))
         + 2 * squared.clamp(min=1e-30).log()
         - ((squared + threshold).clamp(min=1e-30).log() + steepness.clamp(min=1e-30).log())
     )
