@@ -85,6 +85,8 @@ def render_tradeoff(tradeoff: Tradeoff) -> str:
             f"({_interval(curve.best.worst.psnr)} dB)"
             if curve.best is not None and curve.best.worst is not None
             else f"no strength keeps {KEPT_UTILITY:g} % of the accuracy"
+            if any(point.pmm for point in curve.points)
+            else "not trained"
         )
         for curve in tradeoff.curves
     ]
