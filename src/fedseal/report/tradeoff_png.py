@@ -11,15 +11,19 @@ from PIL import Image, ImageDraw, ImageFont
 from fedseal.report.tradeoff_chart import HEIGHT, WIDTH, Dot, Line, TradeoffChart, hue_degrees
 
 _SCALE = 2
-_LEFT, _TOP, _RIGHT, _BOTTOM = 70, 20, 240, 60
+_LEFT, _TOP, _BOTTOM, _KEY, _LEADING = 70, 20, 60, 54, 20
 _INK, _MUTED, _RULE, _PAPER = (25, 28, 33), (95, 101, 112), (222, 225, 230), (255, 255, 255)
 
 
 def tradeoff_png(chart: TradeoffChart) -> bytes:
     """Draw the chart with its legend."""
-    size = (round(_LEFT + WIDTH + _RIGHT) * _SCALE, round(_TOP + HEIGHT + _BOTTOM) * _SCALE)
+    names = [f"{line.family}, {'aware' if line.aware else 'naive'}" for line in chart.lines]
+    font = ImageFont.load_default(size=13 * _SCALE)
+    right = _KEY + 20 + max((font.getlength(name) for name in names), default=0) / _SCALE
+    below = max(HEIGHT, _LEADING * len(names)) + _BOTTOM
+    size = (round((_LEFT + WIDTH + right) * _SCALE), round((_TOP + below) * _SCALE))
     picture = Image.new("RGB", size, _PAPER)
-    pen = _Pen(ImageDraw.Draw(picture))
+    pen = _Pen(ImageDraw.Draw(picture), font)
     for label, y in chart.y_ticks:
         pen.line([(0, y), (WIDTH, y)], _RULE, 1)
         pen.text((-8, y), label, _MUTED, "rm")
@@ -35,10 +39,10 @@ def tradeoff_png(chart: TradeoffChart) -> bytes:
     if chart.undefended is not None:
         pen.dot(chart.undefended, _INK, hollow=False)
         pen.text((chart.undefended.x - 6, chart.undefended.y - 6), "undefended", _INK, "rb")
-    for place, line in enumerate(chart.lines):
-        y = 10 + 20 * place
+    for place, (name, line) in enumerate(zip(names, chart.lines, strict=True)):
+        y = 10 + _LEADING * place
         pen.line([(WIDTH + 20, y), (WIDTH + 46, y)], _colour(line.hue), 2, dashed=not line.aware)
-        pen.text((WIDTH + 54, y), f"{line.family}, {'aware' if line.aware else 'naive'}", _INK, "lm")
+        pen.text((WIDTH + _KEY, y), name, _INK, "lm")
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
@@ -52,9 +56,9 @@ def _colour(hue: int) -> tuple[int, int, int]:
 class _Pen:
     """Draws in the chart's units."""
 
-    def __init__(self, draw: ImageDraw.ImageDraw) -> None:
+    def __init__(self, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> None:
         self._draw = draw
-        self._font = ImageFont.load_default(size=13 * _SCALE)
+        self._font = font
 
     def line(
         self, points: list[tuple[float, float]], colour: tuple[int, int, int], width: int, *, dashed: bool = False
