@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 
 from fedseal.attacks.active.bins import bin_edges, bin_widths
 from fedseal.attacks.active.server import (
-    ActiveAttack,
+    ReadingAttack,
     altered,
     filled,
     labels_of,
@@ -35,7 +34,7 @@ from fedseal.attacks.active.server import (
     recall,
 )
 from fedseal.attacks.server_view import estimated_gradient, image_count
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
@@ -136,7 +135,7 @@ class ImprintMemory:
         needs=("batch_size", "auxiliary"),
     ),
 )
-class ImprintAttack(ActiveAttack):
+class ImprintAttack(ReadingAttack):
     """Robbing the Fed.
 
     Args:
@@ -182,17 +181,8 @@ class ImprintAttack(ActiveAttack):
         memory = ImprintMemory("front.measure.weight", "front.measure.bias", self._sparse)
         return altered(ask([put_in_front(block, model)]), memory, words)
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Read the bins of each observation."""
-        return [self._read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
-
-    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Read the bins of one observation."""
         started = time.perf_counter()
         memory, knowledge = recall(observation, ImprintMemory, self.name), observation.knowledge
         gradient = estimated_gradient(observation)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 from fedseal.attacks.active.bins import bin_edges
 from fedseal.attacks.active.imprint import spread_evenly
 from fedseal.attacks.active.server import (
-    ActiveAttack,
+    ReadingAttack,
     altered,
     filled,
     labels_of,
@@ -35,7 +34,7 @@ from fedseal.attacks.active.server import (
     recall,
 )
 from fedseal.attacks.server_view import estimated_gradient, image_count
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge
@@ -119,7 +118,7 @@ class LokiMemory:
         needs=("batch_size", "auxiliary", "clients"),
     ),
 )
-class LokiAttack(ActiveAttack):
+class LokiAttack(ReadingAttack):
     """LOKI.
 
     Args:
@@ -160,17 +159,8 @@ class LokiAttack(ActiveAttack):
         words = f"a block of {len(edges)} brightness bins in front of it, with kernels of its own for each client"
         return altered(ask(models), memory, words)
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Read every client's block of each observation."""
-        return [self._read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
-
-    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Read every client's block of one observation."""
         started = time.perf_counter()
         memory, knowledge = recall(observation, LokiMemory, self.name), observation.knowledge
         blocks = client_blocks(estimated_gradient(observation)[memory.weight], memory.clients)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 
 from fedseal.attacks.labels import LABEL_RULES, LabelGuess, infer_labels
 from fedseal.attacks.server_view import image_count
-from fedseal.core.attack import Attack
+from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
 
 M = TypeVar("M")
 
@@ -35,6 +38,24 @@ class ActiveAttack(Attack):
         """Refuse what the threat model does not grant, and updates of models nobody altered."""
         super().check(observation)
         recall(observation, self.remembers, self.name)
+
+
+class ReadingAttack(ActiveAttack):
+    """An active attack that reads each answer by itself, without optimising anything."""
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Read the observations one after the other."""
+        return [self.read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+
+    @abstractmethod
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Read one observation."""
 
 
 def recall(observation: Observation, kind: type[M], name: str) -> M:

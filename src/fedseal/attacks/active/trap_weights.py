@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedseal.attacks.active.server import (
-    ActiveAttack,
+    ReadingAttack,
     altered,
     filled,
     labels_of,
@@ -33,7 +32,7 @@ from fedseal.attacks.active.server import (
 )
 from fedseal.attacks.rows import pick_images
 from fedseal.attacks.server_view import attack_parameters, estimated_gradient, image_count
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
@@ -123,7 +122,7 @@ class TrapMemory:
         needs=("batch_size",),
     ),
 )
-class TrapWeights(ActiveAttack):
+class TrapWeights(ReadingAttack):
     """Curious Abandon Honesty.
 
     Args:
@@ -201,17 +200,8 @@ class TrapWeights(ActiveAttack):
             block.spread.bias.fill_(float(inputs.mean()))
         return put_in_front(block, model), TrapMemory("front.trap.weight", "front.trap.bias")
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Read the trap of each observation."""
-        return [self._read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
-
-    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Read the trap of one observation."""
         started = time.perf_counter()
         memory, knowledge = recall(observation, TrapMemory, self.name), observation.knowledge
         gradient = estimated_gradient(observation)
