@@ -1,12 +1,13 @@
 """Seconds per round: fedseal's in-process engine, a bare PyTorch loop, and Flower's simulation.
 
-    python bench/federation.py [--quick] [--models lenet,resnet18] [--clients 10,100] [--rounds 5] [--clock cpu]
+    python bench/federation.py [--quick] [--models lenet,resnet18] [--clients 10,100] [--rounds 5] [--threads N]
 
 Every engine runs the same federation: FedAvg, all clients in every round, the same model, batches of the same size,
-plain SGD. fedseal and the loop take turns on one thread, so that a machine that slows down slows both; the medians are
-compared. With `--clock cpu` their time is the processor's, which is usable on a busy machine. Flower runs in a process
-of its own on all cores, by the wall clock. Then come rounds of 10, 100 and 1000 clients by fedseal alone, in fresh
-processes: seconds per client, and the peak of memory. Results go to bench/out/federation.json.
+plain SGD. fedseal and the loop take turns, so that a machine that slows down slows both; the medians are compared. Both
+have all cores: fedseal trains as many clients at once, the loop leaves them to PyTorch. Flower runs in a process of its
+own, once as shipped (two cores per client), once with one core per client. Then come rounds of 10, 100
+and 1000 clients by fedseal alone, in fresh processes on one thread: seconds of processor time per client, and the peak
+of memory. Results go to bench/out/federation.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
-import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ WORK = {"lenet": (2, 32), "resnet18": (1, 8)}
 """Local steps and batch size per model."""
 GROWTH = (10, 100, 1000)
 LIMIT_LOOP, LIMIT_FLOWER = 1.5, 3.0
+FLOWER = {"as shipped": 2, "with one core a client": 1}
+"""Cores per client of Flower's simulation."""
 
 
-def in_turns(case: Case, rounds: int, clock: Any) -> tuple[list[float], list[float]]:
+def in_turns(case: Case, rounds: int) -> tuple[list[float], list[float]]:
     """Return the seconds per round of fedseal and of the loop, measured alternately."""
     data = [client_data(case, client) for client in range(case.clients)]
     ours: list[float] = []
@@ -45,13 +48,13 @@ def in_turns(case: Case, rounds: int, clock: Any) -> tuple[list[float], list[flo
     for turn in range(rounds):
         engines = [(ours, by_fedseal), (bare, by_hand)]
         for times, engine in engines if turn % 2 else reversed(engines):
-            times += engine(case, data, 1, clock)[0]
+            times += engine(case, data, 1)[0]
     return ours, bare
 
 
-def worker(module: str, case: Case, rounds: int, marker: str, timeout: float) -> Any:
+def worker(module: str, case: Case, rounds: int, marker: str, timeout: float, *more: int) -> Any:
     """Run a worker and return what it prints after its marker; None if it fails or takes too long."""
-    arguments = [case.model, case.clients, case.steps, case.batch, rounds]
+    arguments = [case.model, case.clients, case.steps, case.batch, rounds, *more]
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     try:
         done = subprocess.run(
@@ -59,7 +62,7 @@ def worker(module: str, case: Case, rounds: int, marker: str, timeout: float) ->
             capture_output=True,
             text=True,
             timeout=timeout,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path},
             cwd=HERE,
         )
     except subprocess.TimeoutExpired:
@@ -71,33 +74,29 @@ def worker(module: str, case: Case, rounds: int, marker: str, timeout: float) ->
     return json.loads(lines[-1].removeprefix(marker))
 
 
-def flower_seconds(case: Case, rounds: int, timeout: float) -> tuple[list[float] | None, str]:
-    """Return Flower's seconds per round, or why there are none."""
+def flower_seconds(case: Case, rounds: int, timeout: float, cores: int) -> tuple[list[float] | None, str]:
+    """Return Flower's seconds per round with so many cores per client, or why there are none."""
     for package in ("flwr", "ray"):
         if importlib.util.find_spec(package) is None:
             return None, f"{package} is not installed: pip install 'fedseal[flower]' 'flwr[simulation]'"
-    seconds = worker("fedbench.flower_worker", case, rounds, "SECONDS ", timeout)
+    seconds = worker("fedbench.flower_worker", case, rounds, "SECONDS ", timeout, cores)
     return (seconds, "") if seconds else (None, f"failed, or took more than {timeout:.0f} s")
 
 
 def compare(case: Case, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure one case by all engines."""
-    clock = time.process_time if options.clock == "cpu" else time.perf_counter
     with console.status(case.name):
-        ours, bare = in_turns(case, options.rounds, clock)
-        flower, why = (None, "left out") if options.no_flower else flower_seconds(case, 2, options.timeout)
-        wall = by_fedseal(case, [client_data(case, c) for c in range(case.clients)], 1)[0] if flower else []
+        ours, bare = in_turns(case, options.rounds)
+        runs = {
+            name: (None, "left out") if options.no_flower else flower_seconds(case, 2, options.timeout, cores)
+            for name, cores in FLOWER.items()
+        }
     return {
-        "model": case.model,
-        "clients": case.clients,
-        "steps": case.steps,
-        "batch": case.batch,
+        **asdict(case),
         "fedseal": ours,
         "loop": bare,
-        "flower": flower,
-        "flower_remark": why,
-        "to_loop": statistics.median(ours) / statistics.median(bare),
-        "flower_to_fedseal": statistics.median(flower) / statistics.median(wall) if flower else None,
+        "flower": {name: seconds for name, (seconds, _) in runs.items()},
+        "flower_remark": "; ".join(sorted({why for _, why in runs.values() if why})),
     }
 
 
@@ -113,21 +112,28 @@ def grow(rounds: int, timeout: float, console: Console) -> list[dict[str, Any]]:
     return results
 
 
-def show(console: Console, results: list[dict[str, Any]], growth: list[dict[str, Any]], clock: str) -> None:
+def show(console: Console, results: list[dict[str, Any]], growth: list[dict[str, Any]], threads: int) -> None:
     """Print what was measured, beside what must hold."""
-    table = Table(title=f"milliseconds per round and client ({clock} time; Flower: wall time, all cores)")
-    for heading in ("case", "fedseal", "loop", "ratio", "Flower", "Flower / fedseal"):
+    table = Table(title=f"milliseconds per round and client, wall time, {threads} core(s)")
+    for heading in ("case", "fedseal", "loop", "fedseal / loop", *(f"Flower {name} (/ fedseal)" for name in FLOWER)):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for one in results:
-        case = Case(one["model"], one["clients"], one["steps"], one["batch"])
-        each = [1e3 * statistics.median(one[engine]) / case.clients for engine in ("fedseal", "loop")]
-        flower = f"{1e3 * statistics.median(one['flower']) / case.clients:,.1f}" if one["flower"] else "-"
-        faster = f"{one['flower_to_fedseal']:.1f}x" if one["flower"] else one["flower_remark"]
-        table.add_row(case.name, f"{each[0]:,.1f}", f"{each[1]:,.1f}", f"{one['to_loop']:.2f}x", flower, faster)
+        ours, loop = statistics.median(one["fedseal"]), statistics.median(one["loop"])
+        each = 1e3 / one["clients"]
+        flowers = [
+            f"{each * statistics.median(seconds):,.1f} ({statistics.median(seconds) / ours:.1f}x)" if seconds else "-"
+            for seconds in one["flower"].values()
+        ]
+        name = f"{one['model']}, {one['clients']} clients, {one['steps']} x {one['batch']} images"
+        table.add_row(name, f"{each * ours:,.1f}", f"{each * loop:,.1f}", f"{ours / loop:.2f}x", *flowers)
+        if one["flower_remark"]:
+            console.print(f"Flower: {one['flower_remark']}")
     console.print(table)
-    console.print(f"Wanted: at most {LIMIT_LOOP}x the loop at 10 clients, Flower at least {LIMIT_FLOWER}x slower.")
+    console.print(
+        f"Wanted: at most {LIMIT_LOOP}x the loop at 10 clients, Flower at least {LIMIT_FLOWER}x slower."
+    )
     if growth:
-        table = Table(title="fedseal alone: lenet, 1 x 8 images, processor time")
+        table = Table(title="fedseal alone: lenet, 1 x 8 images")
         for heading in ("clients", "ms per client", "peak memory (MB)"):
             table.add_column(heading, justify="right")
         for row in growth:
@@ -142,22 +148,22 @@ def main() -> None:
     parser.add_argument("--models", default="lenet,resnet18", help="comma-separated, of " + ", ".join(WORK))
     parser.add_argument("--clients", default="10,100", help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5, help="measured per engine, each after one to warm up")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores of fedseal and loop")
     parser.add_argument("--no-flower", action="store_true", help="leave Flower out")
     parser.add_argument("--no-growth", action="store_true", help="leave out the rounds of up to 1000 clients")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for Flower, per case")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     console = Console()
     models = ["lenet"] if options.quick else options.models.split(",")
     counts = [10] if options.quick else [int(text) for text in options.clients.split(",")]
     options.rounds = 3 if options.quick else options.rounds
     results = [compare(Case(model, count, *WORK[model]), options, console) for model in models for count in counts]
     growth = [] if options.no_growth else grow(1, options.timeout, console)
-    show(console, results, growth, "processor" if options.clock == "cpu" else "wall")
+    show(console, results, growth, options.threads)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"torch": torch.__version__, "threads": 1, "clock": options.clock, "cores": os.cpu_count()}
+    environment = {"torch": torch.__version__, "threads": options.threads, "cores": os.cpu_count()}
     document = {"environment": environment, "results": results, "growth": growth}
     options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     console.print(f"written to {options.out}")

@@ -1,9 +1,9 @@
 """One federation in Flower's simulation (Ray), in a process of its own; prints seconds per round as JSON.
 
-    python -m fedbench.flower_worker MODEL CLIENTS STEPS BATCH ROUNDS
+    python -m fedbench.flower_worker MODEL CLIENTS STEPS BATCH ROUNDS CORES
 
-Clients do what `engines.by_hand` does; the strategy is Flower's FedAvg without evaluation. As many clients run at once
-as there are cores, each on one thread, which is in Flower's favour: the other engines use one core.
+Clients do what `engines.by_hand` does; the strategy is Flower's FedAvg without evaluation. Each client has CORES cores,
+and as many threads; as many run at once as the machine's cores allow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ os.environ |= {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
 }
 
 import torch
@@ -46,13 +45,13 @@ class TimedFedAvg(FedAvg):
         return super().configure_train(*arguments, **options)
 
 
-def client_app(case: Case) -> ClientApp:
+def client_app(case: Case, threads: int) -> ClientApp:
     """Return a client that trains as the case says."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         own = client_data(case, int(context.node_config["partition-id"]))
         model = initial_model(case).train()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -89,16 +88,16 @@ def server_app(case: Case, rounds: int, seconds: list[float]) -> ServerApp:
 def main() -> None:
     """Read the command line, train, print."""
     model, *numbers = sys.argv[1:]
-    clients, steps, batch, rounds = map(int, numbers)
+    clients, steps, batch, rounds, each = map(int, numbers)
     case = Case(model, clients, steps, batch)
     seconds: list[float] = []
     cores = len(os.sched_getaffinity(0))
     run_simulation(
         server_app=server_app(case, rounds, seconds),
-        client_app=client_app(case),
+        client_app=client_app(case, each),
         num_supernodes=clients,
         backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": each, "num_gpus": 0.0},
             "init_args": {"num_cpus": cores, "include_dashboard": False, "logging_level": 40},
         },
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients, steps_of_epochs
 from fedseal.federation.server import RunningMean
 from fedseal.federation.simulation import FederationConfig, History, Listener, RoundRecord, Upload, simulate
-from fedseal.federation.simulation.clients import Assignment, train_in_turn
+from fedseal.federation.simulation.clients import Assignment, OneByOne
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.loop import Prepared
 from fedseal.federation.simulation.vectorised import can_vectorise, clients_at_once, pays, train_together
@@ -71,6 +72,7 @@ def run(
     defence: Defence | str | None = None,
     listener: Listener | None = None,
     checkpoint: Path | None = None,
+    workers: int | None = None,
     **config: Any,
 ) -> tuple[History, nn.Module]:
     built = build_defence(defence) if isinstance(defence, str) else defence
@@ -82,6 +84,7 @@ def run(
         built,
         listener=listener,
         checkpoint=checkpoint,
+        workers=workers,
     )
     return result.history, result.model
 
@@ -599,12 +602,13 @@ def test_an_aggregate_of_many_needs_the_memory_of_one() -> None:
         RunningMean().value()
 
 
-@pytest.mark.parametrize("train", [train_in_turn, train_together])
-def test_uploads_are_made_as_they_are_taken(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [1, 3, None])
+def test_uploads_are_made_as_they_are_taken(workers: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than a chunk of clients is ever asked for ahead of the uploads taken."""
     monkeypatch.setattr("fedseal.federation.simulation.vectorised.MEMORY", 200_000)
     model, data = model_of(), data_of(4)
-    most = clients_at_once(model, [data]) if train is train_together else 1
+    train = train_together if workers is None else OneByOne(model, workers, data.images, ())
+    most = clients_at_once(model, [data]) if workers is None else workers + 1
     assert most < 20
     asked = taken = 0
 
@@ -618,6 +622,49 @@ def test_uploads_are_made_as_they_are_taken(train: Any, monkeypatch: pytest.Monk
         taken += 1
         assert asked - taken <= most
     assert taken == 100
+
+
+@pytest.mark.parametrize("spec", ["none", "dgp", "gaussian:sigma=0.01", "dp-sgd", "adgp"])
+def test_the_curve_does_not_depend_on_how_many_clients_train_at_once(spec: str) -> None:
+    runs = [run(defence=spec, rounds=3, local_steps=2, vectorise="never", workers=workers) for workers in (1, 3)]
+    for (name, one), other in zip(runs[0][1].state_dict().items(), runs[1][1].state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    assert [r.bytes_up for r in runs[0][0].rounds] == [r.bytes_up for r in runs[1][0].rounds]
+    assert [r.clients for r in runs[0][0].rounds] == [r.clients for r in runs[1][0].rounds]
+
+
+class Meeting(Defence):
+    """A client that waits until another trains beside it."""
+
+    barrier = threading.Barrier(2)
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        self.barrier.wait(timeout=20)
+        return batch
+
+
+def assignments_of(data: Batch, count: int, defence: Defence) -> list[Assignment]:
+    config = RoundConfig(train_mode=True)
+    return [Assignment(i, f"client-{i}", (data,), config, defence, generator(i)) for i in range(count)]
+
+
+def test_clients_really_train_at_once() -> None:
+    model, data = model_of(), data_of(4)
+    train, assignments = OneByOne(model, 2, data.images, ()), assignments_of(data, 4, Meeting())
+    assert [answer.failure for answer in train(model, assignments, 0)] == [""] * 4
+
+
+def test_clients_whose_model_draws_train_one_after_the_other_and_alike() -> None:
+    model, data = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, CLASSES)).train(), data_of(4)
+    state = torch.get_rng_state()
+    train = OneByOne(model, 3, data.images, ())
+    answers = [list(train(model, assignments_of(data, 6, Defence()), 0)) for _ in range(2)]
+    for one, other in zip(*answers, strict=True):
+        assert one.update is not None
+        assert other.update is not None
+        for name, tensor in one.update.tensors.items():
+            assert torch.equal(tensor, other.update.tensors[name])
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_memory_is_flat_in_the_number_of_clients() -> None:

@@ -18,7 +18,8 @@ from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.wire import bits as b
 from fedseal.federation.wire import decode, encode
-from fedseal.federation.wire.codecs import Positions, Values, decode_tensor, find_grid, plan_tensor
+from fedseal.federation.wire.codecs import Positions, Values, decode_tensor, plan_tensors
+from fedseal.federation.wire.grids import find_grids
 
 NUMBERS = st.integers(0, 2**63 - 1)
 
@@ -40,7 +41,7 @@ def stochastic(x: Tensor, width: int, formula: int = 0) -> Tensor:
 
 def assert_exact(tensor: Tensor) -> tuple[Positions, Values, int]:
     """Round-trip a flat tensor; return what was chosen and the length of the body."""
-    plan = plan_tensor(tensor)
+    (plan,) = plan_tensors([tensor])
     tag, body = plan.tag, plan.write()
     back = decode_tensor(tag, memoryview(body), tensor.numel(), tensor.dtype)
     assert back.dtype == tensor.dtype
@@ -254,11 +255,11 @@ def test_minus_zero_is_on_the_grid():
 
 def test_one_value_off_the_grid_is_enough_to_leave_it():
     tensor = stochastic(torch.randn(10_001, generator=torch.Generator().manual_seed(0)), 4)
-    assert find_grid(tensor) is not None
+    assert find_grids([tensor], [tensor[:64]]) != [None]
     for odd in (0.123, math.nan, math.inf):
         off = tensor.clone()
         off[777] = odd
-        assert find_grid(off) is None
+        assert find_grids([tensor, off], [tensor[:64], off[:64]])[1] is None
         assert_exact(off)
 
 

@@ -157,6 +157,7 @@ def train_sweeps(
     *,
     data_root: Path | None = None,
     device: str = "cpu",
+    workers: int = 1,
     command: str = "fedseal tradeoff",
     observer: TrainingObserver | None = None,
 ) -> None:
@@ -166,6 +167,7 @@ def train_sweeps(
         directory / "training",
         data_root=data_root,
         device=device,
+        workers=workers,
         command=command,
         observer=observer,
     )

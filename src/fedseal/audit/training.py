@@ -30,7 +30,6 @@ from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.partition import Partition, partition
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
-from fedseal.engines.threads import one_thread
 from fedseal.federation.simulation import FederationConfig, History, Listener, RoundRecord, simulate
 from fedseal.metrics.intervals import Interval, bootstrap_mean
 from fedseal.metrics.utility import pmm_over_seeds, reached_target
@@ -276,6 +275,7 @@ def run_training(
     *,
     data_root: Path | None = None,
     device: str = "cpu",
+    workers: int = 1,
     command: str = "fedseal train",
     observer: TrainingObserver | None = None,
 ) -> TrainingRun:
@@ -286,13 +286,14 @@ def run_training(
         directory: store and checkpoints; running the same scenario there again resumes.
         data_root: where local data sets lie.
         device: where clients train.
+        workers: clients trained at once, one thread each; no number depends on it.
         command: what to print as the way to reproduce the run.
         observer: told of progress.
     """
     watcher = observer or TrainingObserver()
     for defence in scenario.defences:
         build_defence(defence)  # refuses unknown names and options before anything is loaded
-    with Store(directory, writable=True) as store, one_thread():
+    with Store(directory, writable=True) as store:
         watcher.planned(len(scenario.seeds) * len(scenario.defences), scenario.federation.rounds)
         plan: list[tuple[str, int, str]] = []
         for place, seed in enumerate(scenario.seeds):
@@ -305,12 +306,12 @@ def run_training(
                 key = hash_json({**base, "defence": defence, **({"files": files} if files else {})})
                 plan.append((defence, seed, key))
                 store.set_meta({"trainings": plan})
-                watcher.ended(_train(federation, defence, seed, key, store, watcher))
+                watcher.ended(_train(federation, defence, seed, key, store, watcher, workers))
         return load_training_run(store)
 
 
 def _train(
-    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: TrainingObserver
+    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: TrainingObserver, workers: int
 ) -> Training:
     """Train one defence, or go on with it; what the set-up does not allow is recorded."""
     watcher.started(defence, seed, len(store.load_rounds(key)))
@@ -324,6 +325,7 @@ def _train(
             normalisation=federation.normalisation,
             listener=_Recorder(store, key, watcher),
             checkpoint=store.directory / "checkpoints" / f"{key}.safetensors",
+            workers=workers,
         )
     except StorageError:
         raise

@@ -31,6 +31,9 @@ def train(
     table: Annotated[Path | None, typer.Option(help="Also write the results there as Markdown.")] = None,
     data_root: DataRoot = None,
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1.")] = "cpu",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Clients trained at once; one per core by default.")
+    ] = None,
 ) -> None:
     """Train a federation undefended and under each defence, and report the accuracy that is kept.
 
@@ -59,7 +62,15 @@ def train(
     command = command_line()
     try:
         with TrainingProgress(Console(stderr=True)) as progress:
-            run = run_training(chosen, out, data_root=data_root, device=device, command=command, observer=progress)
+            run = run_training(
+                chosen,
+                out,
+                data_root=data_root,
+                device=device,
+                workers=workers or default_workers(device),
+                command=command,
+                observer=progress,
+            )
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to resume.", err=True)
         raise typer.Exit(130) from None
@@ -96,7 +107,9 @@ def tradeoff(
     out: Annotated[Path, typer.Option(help="Directory for both runs and the report.")] = Path("fedseal-tradeoff"),
     data_root: DataRoot = None,
     device: Annotated[str, typer.Option(help="Where both halves run: cpu, cuda, cuda:1.")] = "cpu",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes for attacks; one per core by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Attacks or clients at once; one a core by default.")
+    ] = None,
 ) -> None:
     """Draw what privacy costs: sweep defences, train under each strength and attack it.
 
@@ -128,6 +141,7 @@ def tradeoff(
     look_here_for_models()
     console = Console(stderr=True)
     command = command_line()
+    at_once = workers or default_workers(device)
     try:
         with TerminalProgress(console) as attacking:
             attack_sweeps(
@@ -135,12 +149,20 @@ def tradeoff(
                 out,
                 data_root=data_root,
                 device=device,
-                workers=workers or default_workers(device),
+                workers=at_once,
                 command=command,
                 observer=attacking,
             )
         with TrainingProgress(console) as training:
-            train_sweeps(chosen, out, data_root=data_root, device=device, command=command, observer=training)
+            train_sweeps(
+                chosen,
+                out,
+                data_root=data_root,
+                device=device,
+                workers=at_once,
+                command=command,
+                observer=training,
+            )
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to resume.", err=True)
         raise typer.Exit(130) from None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from fedseal.core.threads import one_thread
 from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
-from fedseal.engines.threads import one_thread
 
 
 class LocalEngine:

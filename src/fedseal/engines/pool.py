@@ -20,8 +20,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedseal.core.errors import FedsealError, TrialError
+from fedseal.core.threads import one_thread
 from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
-from fedseal.engines.threads import one_thread
 
 _POLL_SECONDS = 0.5
 

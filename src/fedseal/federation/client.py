@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -172,19 +172,26 @@ def train(
     round_number: int = 0,
     client: str = "client-0",
     workspace: nn.Module | None = None,
+    statistics: bool = True,
+    draws: bool = True,
 ) -> Trained:
     """Train a copy of `model`, one batch per local step, and return the update.
 
-    Arguments as for `client_round`; `workspace` is a copy of the model to be overwritten, which spares making one per
-    client. What is returned shares no memory with it, but for the buffers.
+    Arguments as for `client_round`, and what spares work where many clients train:
+
+    Args:
+        workspace: a copy of the model to be overwritten; of what is returned, only the buffers share its memory.
+        statistics: whether anyone asks for those of batch normalisation.
+        draws: whether the model may draw from the global generator; only then it is seeded (`client_randomness`).
     """
     if len(batches) != config.local_steps:
         raise InputError(f"{config.local_steps} local steps need as many batches, got {len(batches)}.")
     clock = HookClock()
     local = set_mode(copy.deepcopy(model) if workspace is None else _overwritten(workspace, model), config)
+    parameters = {name: p for name, p in local.named_parameters() if p.requires_grad}
     loss = _with_extra(cross_entropy_loss(config.normalisation, config.loss_reduction), defence, local)
     fed: list[Batch] = []
-    statistics: BNStatistics = {}
+    recorded: BNStatistics = {}
     gradient: Tensors = {}
     velocity: dict[str, Tensor] = {}
     context = RoundContext(local, loss, generator, round_number, 0, config.learning_rate, client, kind=config.kind)
@@ -192,17 +199,19 @@ def train(
         context = replace(context, step=step, batch=None)
         fed.append(clock(defence.on_batch, batch, context))
         context = replace(context, batch=fed[-1])
-        with record_bn_statistics(local) as recorded, client_randomness(context):
-            gradient = _gradient(local, fed[-1], loss, defence, context, clock)
-        statistics = statistics or recorded
+        with (
+            record_bn_statistics(local) if statistics and step == 0 else nullcontext(recorded) as recorded,
+            client_randomness(context) if draws else nullcontext(),
+        ):
+            gradient = _gradient(parameters, fed[-1], loss, defence, context, clock)
         gradient = clock(defence.on_gradient, gradient, context)
         if config.kind == "delta":
-            _step(local, gradient, velocity, config)
+            _step(parameters, gradient, velocity, config)
     if config.kind == "delta":
-        before, after = dict(model.named_parameters()), dict(local.named_parameters())
-        gradient = {name: after[name].detach() - before[name].detach() for name in gradient}
+        before = dict(model.named_parameters())
+        gradient = {name: parameters[name].detach() - before[name].detach() for name in gradient}
     update = Update(clock(defence.on_update, gradient, context), config.kind)
-    return Trained(update, tuple(fed), statistics, dict(local.named_buffers()), clock.seconds)
+    return Trained(update, tuple(fed), recorded, dict(local.named_buffers()), clock.seconds)
 
 
 def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:
@@ -215,17 +224,14 @@ def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:
     return workspace
 
 
-def _step(local: nn.Module, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
+def _step(parameters: Tensors, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
     """Take one step of SGD; `velocity` is the optimiser's state."""
     with torch.no_grad():
-        for name, parameter in local.named_parameters():
-            if name not in gradient:
-                continue
-            direction = gradient[name]
+        for name, direction in gradient.items():
             if config.momentum:
                 last = velocity.get(name)
                 direction = velocity[name] = direction if last is None else last * config.momentum + direction
-            parameter.sub_(direction, alpha=config.learning_rate)
+            parameters[name].sub_(direction, alpha=config.learning_rate)
 
 
 def _with_extra(loss: Loss, defence: Defence, model: nn.Module) -> Loss:
@@ -240,19 +246,14 @@ def _with_extra(loss: Loss, defence: Defence, model: nn.Module) -> Loss:
 
 
 def _gradient(
-    model: nn.Module,
-    batch: Batch,
-    loss: Loss,
-    defence: Defence,
-    context: RoundContext,
-    clock: HookClock,
+    parameters: Tensors, batch: Batch, loss: Loss, defence: Defence, context: RoundContext, clock: HookClock
 ) -> Tensors:
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """Return the gradient of a batch, by the defence where that works on single samples."""
     if defence.needs_sample_grads:
-        samples = sample_gradients(model, batch, loss)
+        samples = sample_gradients(context.model, batch, loss)
         check_finite(samples, "client gradient")
         return clock(defence.on_sample_grads, samples, context)
-    values = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
+    values = torch.autograd.grad(loss(context.model, batch), list(parameters.values()), allow_unused=True)
     gradient = {
         name: torch.zeros_like(p) if value is None else value
         for (name, p), value in zip(parameters.items(), values, strict=True)
@@ -300,7 +301,8 @@ def record_bn_statistics(model: nn.Module) -> Iterator[BNStatistics]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].detach()
             dims = [0, *range(2, x.ndim)]
-            recorded[name] = (x.mean(dims), x.var(dims, unbiased=False))
+            mean = x.mean(dims, keepdim=True)
+            recorded[name] = (mean.flatten(), (x - mean).square_().mean(dims))  # a third of the time of `var`
 
         return hook
 

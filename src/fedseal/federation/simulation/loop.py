@@ -1,7 +1,7 @@
 """The federation's loop: sample, train, check, average, step, measure, save.
 
-One client's upload is held at a time (a bounded chunk of them where clients are vectorised) and added to a running
-mean, so memory does not grow with the clients of a round, beyond the state their defences keep.
+As many uploads are held as clients train at once (a bounded chunk of them where clients are vectorised); each is added
+to a running mean, so memory does not grow with the clients of a round, beyond the state their defences keep.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from fedseal.core.hashing import hash_json, hash_tensors
 from fedseal.core.observation import Update
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.tensors import Tensors
+from fedseal.core.threads import one_thread
 from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedseal.federation.client import set_mode
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients
-from fedseal.federation.server import RunningMean, ServerOptimiser, check_upload
-from fedseal.federation.simulation.clients import Answer, Assignment, train_in_turn
+from fedseal.federation.server import RunningMean, ServerOptimiser
+from fedseal.federation.simulation.clients import Answer, Assignment, OneByOne
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.history import Dropped, History, RoundRecord
@@ -83,6 +84,7 @@ def simulate(
     listener: Listener | None = None,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
+    workers: int | None = None,
 ) -> SimulationResult:
     """Train a model over a federation's clients and return its course.
 
@@ -97,17 +99,21 @@ def simulate(
         checkpoint: a file to go on from if it exists, and to write to. Interrupted at any time, the same call resumes
             and ends with the same curve.
         checkpoint_every: rounds between writes; the last round is always written.
+        workers: clients trained at once, one thread each; by default as many as PyTorch has threads. The curve does
+            not depend on it.
     """
-    federation = _Federation(config, model, clients, test, defence or Defence(), normalisation)
-    watcher = listener or Listener()
-    if checkpoint is not None and checkpoint.exists():
-        federation.restore(load_checkpoint(checkpoint, federation.identity))
-    for number in range(len(federation.history.rounds), config.rounds):
-        record = federation.play(number, watcher)
-        if checkpoint is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == config.rounds):
-            save_checkpoint(checkpoint, federation.checkpoint())
-        watcher.finished(record, config.rounds)
-    return SimulationResult(federation.history, federation.model)
+    at_once = workers or torch.get_num_threads()
+    with one_thread():
+        federation = _Federation(config, model, clients, test, defence or Defence(), normalisation, at_once)
+        watcher = listener or Listener()
+        if checkpoint is not None and checkpoint.exists():
+            federation.restore(load_checkpoint(checkpoint, federation.identity))
+        for number in range(len(federation.history.rounds), config.rounds):
+            record = federation.play(number, watcher)
+            if checkpoint is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == config.rounds):
+                save_checkpoint(checkpoint, federation.checkpoint())
+            watcher.finished(record, config.rounds)
+        return SimulationResult(federation.history, federation.model)
 
 
 @dataclass
@@ -134,6 +140,7 @@ class _Federation:
         test: Batch,
         defence: Defence,
         normalisation: Normalisation,
+        workers: int,
     ) -> None:
         self._config = config
         self._clients: list[ClientData] = list(clients)
@@ -153,11 +160,11 @@ class _Federation:
         self._device, self._dtype = like.device, like.dtype
         self._test = test.to(self._device, self._dtype)
         self._optimiser = ServerOptimiser(config.server_learning_rate, config.server_momentum, config.learning_rate)
-        self._moving = _running_statistics(self.model)
-        self._shares_buffers = config.bn_mode == "train-exact-stats" and bool(self._moving)
+        self._shared = _running_statistics(self.model) if config.bn_mode == "train-exact-stats" else []
         self._dense = _dense_bytes(self.model)
-        vectorised = self._vectorises()
-        self._train = train_together if vectorised else train_in_turn
+        example = self._clients[0].batch(torch.arange(1)).to(self._device, self._dtype)
+        vectorised = self._vectorises(example)
+        self._train = train_together if vectorised else self._one_by_one(workers, example)
         accuracy, loss = self._measure(None)
         self.history = History(initial_accuracy=accuracy, initial_loss=loss, vectorised=vectorised)
 
@@ -168,13 +175,14 @@ class _Federation:
         silent = [index for index in chosen if drops_out(config.dropout, config.seed, number, index)]
         answering = self._in_turn([index for index in chosen if index not in silent], number)
         tally = _Tally(dropped=[Dropped(client=name_of(index), reason=SILENT) for index in silent])
-        for answer in self._train(self.model, self._assignments(answering, number), number):
+        assignments = self._assignments(answering, number)
+        for answer in self._train(self.model, assignments, number, statistics=listener.inspects(number)):
             self._spread(answer, answering, number)
             self._take(answer, number, tally, listener)
         if tally.clients:
             aggregate = self._server_side.on_aggregate(tally.mean.value())
             self._optimiser.step(self.model, aggregate, self._round_config.kind)
-            if self._shares_buffers:
+            if self._shared:
                 _load_buffers(self.model, tally.buffers.value())
         seconds = time.perf_counter() - start
         record = RoundRecord(
@@ -236,22 +244,15 @@ class _Federation:
     def _take(self, answer: Answer, number: int, tally: _Tally, listener: Listener) -> None:
         """Count one client's answer, or name it among the dropped."""
         one, update = answer.assignment, answer.update
-        failure = answer.failure
-        if update is not None:
-            try:
-                check_upload(update.tensors, self.model)
-            except InputError as error:
-                failure = error.message
-        if update is None or failure:
-            tally.dropped.append(Dropped(client=one.name, reason=failure))
+        if update is None:
+            tally.dropped.append(Dropped(client=one.name, reason=answer.failure))
             return
         examples = len(self._clients[one.index])
         weight = float(examples) if self._config.weighting == "examples" else 1.0
         tally.mean.add(update.tensors, weight)
-        buffers = {name: answer.buffers[name] for name in self._moving} if self._shares_buffers else {}
-        if buffers:
-            tally.buffers.add(buffers, weight)
-        tally.bytes_up += payload_size({**update.tensors, **buffers})
+        if self._shared:
+            tally.buffers.add(answer.buffers, weight)
+        tally.bytes_up += answer.bytes_up
         tally.hook_seconds += answer.hook_seconds
         tally.clients.append(one.name)
         tally.indices.append(one.index)
@@ -283,13 +284,18 @@ class _Federation:
         stated = [self._defences[index].report().epsilon_accounted for index in indices]
         return max((value for value in stated if value is not None), default=None)
 
-    def _vectorises(self) -> bool:
+    def _one_by_one(self, workers: int, example: Batch) -> OneByOne:
+        """Return what trains clients; one after the other where the first decides for the others (`broadcast`)."""
+        at_once = 1 if self._prototype.uses("broadcast") else min(workers, self._sampled)
+        pair = example.images.expand(2, -1, -1, -1)  # one image has no batch statistics
+        return OneByOne(self.model, at_once, self._normalisation(pair), self._shared)
+
+    def _vectorises(self, example: Batch) -> bool:
         if self._config.vectorise == "never":
             return False
         largest = max(shape.batch_size for shape in self._shapes)
         if self._config.vectorise == "auto" and not pays(self.model, largest):
             return False
-        example = self._clients[0].batch(torch.arange(1)).to(self._device, self._dtype)
         possible = can_vectorise(self.model, self._prototype, self._round_config, example)
         if self._config.vectorise == "always" and not possible:
             raise UsageError(

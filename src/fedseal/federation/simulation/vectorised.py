@@ -28,7 +28,7 @@ from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.client import HookClock, RoundConfig
 from fedseal.federation.loss import cross_entropy_loss
-from fedseal.federation.simulation.clients import Answer, Assignment
+from fedseal.federation.simulation.clients import Answer, Assignment, answered
 
 MOST_PARAMETERS = 200_000
 MOST_IMAGES = {True: 8, False: 32}
@@ -70,10 +70,13 @@ def pays(model: nn.Module, batch_size: int) -> bool:
     return parameters <= MOST_PARAMETERS and batch_size <= MOST_IMAGES[convolutional]
 
 
-def train_together(model: nn.Module, assignments: Iterable[Assignment], round_number: int) -> Iterator[Answer]:
+def train_together(
+    model: nn.Module, assignments: Iterable[Assignment], round_number: int, *, statistics: bool = False
+) -> Iterator[Answer]:
     """Train clients in groups of equally many and equally large batches, as many at once as memory allows.
 
-    Answers come group by group; what they hold is what `clients.train_in_turn` gives, up to rounding.
+    Answers come group by group; what they hold is what `clients.OneByOne` gives, up to rounding, without any
+    `statistics`: where layers use those of a batch, clients are not vectorised.
     """
     scratch = copy.deepcopy(model)
     waiting: dict[tuple[int, ...], list[Assignment]] = defaultdict(list)
@@ -149,7 +152,7 @@ def _answer(model: nn.Module, scratch: nn.Module, one: Assignment, update: Tenso
         update = clock(one.defence.on_update, update, context)
     except InputError as error:
         return Answer(one, None, error.message)
-    return Answer(one, Update(update, config.kind), "", one.batches, hook_seconds=clock.seconds)
+    return answered(model, one, Update(update, config.kind), clock.seconds, fed=one.batches)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

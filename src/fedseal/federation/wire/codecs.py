@@ -12,10 +12,9 @@ Layout of a body: number of present entries (unless all are), Rice parameter if 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +37,8 @@ from fedseal.federation.wire.bits import (
     varint_sizes,
     write_varints,
 )
+from fedseal.federation.wire.grids import MANTISSA, SAMPLE, Grid, bits_of, find_grids
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MANTISSA = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 32}
-"""Most bits of a grid per dtype: beyond the mantissa, quantising is the identity (float64: as many as pay)."""
-_SAMPLE = 64
 _MAX_INDEX = 1 << 32
 
 
@@ -69,49 +65,6 @@ TAGS = frozenset(positions | values << 4 for positions in Positions for values i
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A quantiser's grid.
-
-    Attributes:
-        scale: zero-dimensional tensor; the largest magnitude.
-        width: bits per value, sign included.
-        formula: which order of operations gives the very bits.
-    """
-
-    scale: Tensor
-    width: int
-    formula: int
-
-    def magnitudes(self, levels: Tensor) -> Tensor:
-        """Return the magnitudes of integer levels [n], in the dtype of the scale."""
-        levels = levels.to(self.scale.dtype)
-        return levels * self.scale if self.width == 1 else _FORMULAS[self.formula](levels, self.scale, self.steps)
-
-    @property
-    def steps(self) -> int:
-        """The level of the largest magnitude, s; 1 where only signs are written."""
-        return max(1, (1 << self.width - 1) - 1)
-
-    def levels(self, values: Tensor) -> Tensor:
-        """Return the nearest levels of values [n]."""
-        return (values.abs().double() / self.scale.double() * self.steps).round()
-
-    def holds(self, values: Tensor) -> bool:
-        """Tell whether values [n] come back bit for bit."""
-        back = torch.copysign(self.magnitudes(self.levels(values)), values)
-        return torch.equal(_integers(back), _integers(values))
-
-
-_FORMULAS: tuple[Callable[[Tensor, Tensor, int | Tensor], Tensor], ...] = (
-    lambda levels, scale, steps: (levels.double() * (scale.double() / steps)).to(scale.dtype),
-    lambda levels, scale, steps: levels / steps * scale,
-    lambda levels, scale, steps: levels * scale / steps,
-    lambda levels, scale, steps: levels * (scale / steps),
-)
-"""The same number in exact arithmetic; floating point rounds them differently, and quantisers choose freely."""
-
-
-@dataclass(frozen=True)
 class _Shape:
     """One candidate: its tag, how many values it writes, and its exact length."""
 
@@ -134,27 +87,64 @@ class TensorPlan:
     write: Callable[[], bytes]
 
 
-def plan_tensor(tensor: Tensor) -> TensorPlan:
-    """Choose the shortest code of a tensor of floats, of any shape, without writing it."""
-    flat = tensor.reshape(-1)
-    words = _words(flat)
-    present = words != 0
-    kept = int(np.count_nonzero(present))
-    rare = np.flatnonzero(present if 2 * kept <= flat.numel() else ~present) if kept < flat.numel() else None
+@dataclass(frozen=True)
+class _Entries:
+    """Which entries of a flat tensor are there.
+
+    Attributes:
+        flat: the tensor.
+        words: its bit patterns.
+        present: which of them are not zero; `kept` of them.
+        rare: where the present ones lie, or the absent ones if those are fewer; None if all are present.
+    """
+
+    flat: Tensor
+    words: npt.NDArray[np.unsignedinteger]
+    present: npt.NDArray[np.bool_]
+    kept: int
+    rare: npt.NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Entries:
+        flat = tensor.reshape(-1)
+        words = _words(flat)
+        present = words != 0
+        kept = int(np.count_nonzero(present))
+        rare = np.flatnonzero(present if 2 * kept <= flat.numel() else ~present) if kept < flat.numel() else None
+        return cls(flat, words, present, kept, rare)
+
+    def some(self, most: int) -> Tensor:
+        """Return at most so many of the present values, spread over the tensor; at least one if there is any."""
+        if self.rare is not None and 2 * self.kept <= self.flat.numel():
+            return self.flat[torch.from_numpy(self.rare[:: max(1, -(-self.kept // most))])]
+        stride = max(1, -(-self.flat.numel() // most))
+        if self.rare is None:
+            return self.flat[::stride]
+        sample = self.flat[::stride][torch.from_numpy(self.present[::stride])]
+        return sample if sample.numel() else self.flat[torch.from_numpy(np.flatnonzero(self.present)[:most])]
+
+
+def plan_tensors(tensors: Sequence[Tensor]) -> list[TensorPlan]:
+    """Choose the shortest code of each of several tensors of floats, of any shape, without writing it."""
+    entries = [_Entries.of(tensor) for tensor in tensors]
+    grids = find_grids([one.flat for one in entries], [one.some(SAMPLE) for one in entries])
+    return [_plan(one, grid) for one, grid in zip(entries, grids, strict=True)]
+
+
+def _plan(entries: _Entries, grid: Grid | None) -> TensorPlan:
+    flat, kept, rare = entries.flat, entries.kept, entries.rare
     gaps = None if rare is None else (np.diff(rare, prepend=-1) - 1).astype(np.uint64)
     parameter = 0 if gaps is None else rice_parameter(gaps)
     sizes = _position_sizes(flat.numel(), kept, gaps, parameter)
-    grid = find_grid(flat[torch.from_numpy(present)] if kept < flat.numel() else flat)
     best = min(_candidates(sizes, flat.numel(), kept, grid, flat.element_size()), key=lambda one: (one.size, one.tag))
 
     def write() -> bytes:
         head = b"" if best.positions is Positions.ALL else varint(kept)
         if best.positions in (Positions.RICE, Positions.RICE_ABSENT):
             head += bytes([parameter])
-        chosen = slice(None) if best.positions is Positions.ALL or kept == flat.numel() else present
-        return (
-            head + _values(words, flat, chosen, best.grid) + _write_positions(best.positions, present, gaps, parameter)
-        )
+        chosen = slice(None) if best.positions is Positions.ALL or rare is None else entries.present
+        values = _values(entries.words, flat, chosen, best.grid)
+        return head + values + _write_positions(best.positions, entries.present, gaps, parameter)
 
     return TensorPlan(best.tag, best.size, write)
 
@@ -191,59 +181,6 @@ def decode_tensor(tag: int, body: memoryview, count: int, dtype: torch.dtype) ->
         flat = np.zeros(count, f"u{width}")
         flat[where] = words
     return torch.from_numpy(flat.view(f"i{width}")).view(dtype)
-
-
-def find_grid(values: Tensor) -> Grid | None:
-    """Return the coarsest grid that reproduces values [n] bit for bit, or None.
-
-    A sample decides for nearly every tensor that there is none; only what fits there is tried on all values.
-    """
-    if values.numel() < 2 or not 0 < float(scale := values.abs().max()) < torch.inf:
-        return None
-    sample = values[:: -(-values.numel() // _SAMPLE)]
-    widths, steps = range(1, _MANTISSA[values.dtype] + 1), _all_steps(values.dtype)
-    scaled = sample.abs().double() / scale.double() * steps[:, None]
-    misfit = (scaled - scaled.round()).abs().amax(1)
-    misfit[0] = (scaled[0] - 1).abs().max()  # one bit holds a sign and no zero
-    near = misfit <= 4 * torch.finfo(values.dtype).eps * steps
-    fitting = [width for width, fits in zip(widths, near.tolist(), strict=True) if fits]
-    for width, formula in _reproducing(sample, scale, fitting):
-        grid = Grid(scale, width, formula)
-        if grid.holds(sample) and (sample.numel() == values.numel() or _holds_all(grid, values)):
-            return grid
-    return None
-
-
-@cache
-def _all_steps(dtype: torch.dtype) -> Tensor:
-    """Return the level of the largest magnitude for every width of a dtype from 1 upwards, float64."""
-    one = torch.ones(())
-    return torch.tensor([Grid(one, width, 0).steps for width in range(1, _MANTISSA[dtype] + 1)], dtype=torch.float64)
-
-
-def _reproducing(sample: Tensor, scale: Tensor, widths: list[int]) -> list[tuple[int, int]]:
-    """Return the widths and formulas that give back a sample [n] bit for bit, coarsest first, found all at once.
-
-    Wide grids are so fine that every value lies near a level; few then come back exactly, and each must be tried.
-    """
-    narrow = [(width, 0) for width in widths if width <= 2]  # one formula, and no level between zero and the largest
-    wide = [width for width in widths if width > 2]
-    if not wide:
-        return narrow
-    steps = _all_steps(sample.dtype)[[width - 1 for width in wide], None]
-    levels = (sample.abs().double() / scale.double() * steps).round().to(sample.dtype)
-    wanted = _integers(sample.abs())
-    exact = [
-        (_integers(formula(levels, scale, steps if index == 0 else steps.to(sample.dtype))) == wanted).all(1).tolist()
-        for index, formula in enumerate(_FORMULAS)  # the first computes in double precision throughout
-    ]
-    return narrow + [(w, f) for place, w in enumerate(wide) for f in range(len(_FORMULAS)) if exact[f][place]]
-
-
-def _holds_all(grid: Grid, values: Tensor) -> bool:
-    if grid.width == 1:
-        return bool((values.abs() == grid.scale).all())
-    return all(grid.holds(part) for part in torch.split(values, 1 << 20))  # in parts: a misfit is found early
 
 
 def _candidates(sizes: dict[Positions, int], count: int, kept: int, grid: Grid | None, itemsize: int) -> list[_Shape]:
@@ -339,7 +276,7 @@ def _read_grid(body: memoryview, offset: int, dtype: torch.dtype) -> tuple[Grid,
     end = offset + 1 + dtype.itemsize
     require(end <= len(body), "a grid is cut off")
     width, formula = body[offset] & 63, body[offset] >> 6
-    require(1 <= width <= _MANTISSA[dtype] and (width > 2 or formula == 0), "there is no such grid")
+    require(1 <= width <= MANTISSA[dtype] and (width > 2 or formula == 0), "there is no such grid")
     word = np.frombuffer(body[offset + 1 : end], f"<u{dtype.itemsize}").astype(f"i{dtype.itemsize}")
     scale = torch.from_numpy(word).view(dtype)[0]
     require(0 < float(scale) < np.inf, "a grid has an impossible scale")
@@ -353,11 +290,7 @@ def _ungrid(numbers: Numbers, grid: Grid) -> Tensor:
     return torch.where(signs, -magnitudes, magnitudes)
 
 
-def _integers(flat: Tensor) -> Tensor:
-    return flat.view(_INTEGERS[flat.element_size()])
-
-
 def _words(flat: Tensor) -> npt.NDArray[np.unsignedinteger]:
     """Return the bit patterns of a flat tensor."""
-    words: npt.NDArray[np.unsignedinteger] = _integers(flat).numpy().view(f"u{flat.element_size()}")
+    words: npt.NDArray[np.unsignedinteger] = bits_of(flat).numpy().view(f"u{flat.element_size()}")
     return words

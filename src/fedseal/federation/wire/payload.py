@@ -21,7 +21,7 @@ from torch import Tensor
 from fedseal.core.errors import InputError
 from fedseal.core.tensors import Tensors
 from fedseal.federation.wire.bits import read_varint, require, varint
-from fedseal.federation.wire.codecs import TAGS, TensorPlan, decode_tensor, plan_tensor
+from fedseal.federation.wire.codecs import TAGS, TensorPlan, decode_tensor, plan_tensors
 
 MAX_BYTES = 4 << 30
 """Most bytes of all decoded tensors together: a thousand million float32 parameters."""
@@ -72,13 +72,12 @@ def payload_size(tensors: Tensors) -> int:
 def _planned(tensors: Tensors) -> tuple[bytes, list[TensorPlan]]:
     """Return everything in front of the bodies, and how each body is written."""
     _check_limits(tensors)
-    header, plans = [_PREFIX.pack(_MAGIC, _VERSION), varint(len(tensors))], []
-    for name, tensor in tensors.items():
-        plan = plan_tensor(tensor.detach().cpu().contiguous())
+    header = [_PREFIX.pack(_MAGIC, _VERSION), varint(len(tensors))]
+    plans = plan_tensors([tensor.detach().cpu().contiguous() for tensor in tensors.values()])
+    for (name, tensor), plan in zip(tensors.items(), plans, strict=True):
         text = name.encode()
         header += [varint(len(text)), text, bytes([_DTYPES.index(tensor.dtype), plan.tag, tensor.ndim])]
         header += [*map(varint, tensor.shape), varint(plan.size)]
-        plans.append(plan)
     return b"".join(header), plans
 
 
