@@ -41,7 +41,7 @@ def _setting(run: TrainingRun) -> str:
         f"Chance: {run.chance:.1%}.{target}\n\n"
         "PMM is 100 × accuracy with the defence / accuracy of its undefended twin, which has the same data, partition, "
         "weights, sampling and batches. Brackets: 95 % bootstrap interval over seeds, where there are several. Seconds "
-        "are wall time, and the machine may have had other work; `bench/defences.py` measures what a defence costs.\n"
+        "are wall time, and the machine may have had other work.\n"
     )
 
 
