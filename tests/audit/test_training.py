@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedseal.audit.federation import build_federation
 from fedseal.audit.store import Store
-from fedseal.audit.training import (
-    Training,
-    TrainingObserver,
-    TrainingRun,
-    build_federation,
-    open_training,
-    run_training,
-)
+from fedseal.audit.training import TrainingObserver, run_training
+from fedseal.audit.training_run import Training, TrainingRun, open_training
 from fedseal.audit.training_scenario import TrainingScenario, load_training, validate_training
 from fedseal.core.errors import InputError, UsageError
 from fedseal.federation.simulation import FederationConfig, RoundRecord

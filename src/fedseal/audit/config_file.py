@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import near_matches
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def _plain(name: str) -> str:
+    if not name or not all(c.isalnum() or c in "-_." for c in name):
+        raise ValueError("a name is made of letters, digits, '-', '_' and '.'")
+    return name
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str | int) else value
+
+
+PlainName = Annotated[str, AfterValidator(_plain)]
+"""A name that is also good for a file."""
+Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+"""Texts; one alone needs no brackets."""
+Numbers = Annotated[tuple[int, ...], BeforeValidator(_one_or_many)]
+"""Whole numbers, likewise."""
 
 _DOCUMENTS = {"train": "docs/training.md"}
 

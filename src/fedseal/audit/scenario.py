@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedseal.audit.config_file import read_config, validate_config
+from fedseal.audit.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.core.knowledge import BNMode
 
 
@@ -89,30 +89,18 @@ class Scenario(_Config):
         seed: determines split, weights, targets, noise and attack.
     """
 
-    name: str = "audit"
+    name: PlainName = "audit"
     data: str = "faces"
     public_fraction: float = Field(0.3, gt=0, lt=1)
     model: str = "lenet:init=wide-uniform"
     client: ClientConfig = ClientConfig()
     attacker: AttackerConfig = AttackerConfig()
-    defences: tuple[str, ...] = Field(("none",), min_length=1)
-    attacks: tuple[str, ...] = Field(("ig",), min_length=1)
+    defences: Texts = Field(("none",), min_length=1)
+    attacks: Texts = Field(("ig",), min_length=1)
     targets: int = Field(4, ge=1)
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)
     seed: int = 0
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        if not value or not all(c.isalnum() or c in "-_." for c in value):
-            raise ValueError("a name is made of letters, digits, '-', '_' and '.'")
-        return value
-
-    @field_validator("defences", "attacks", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -14,7 +14,8 @@ from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.sweeps import Sweep
 from fedseal.audit.tradeoff_scenario import TradeoffScenario
-from fedseal.audit.training import TrainingObserver, TrainingRun, Utility, open_training, run_training
+from fedseal.audit.training import TrainingObserver, run_training
+from fedseal.audit.training_run import TrainingRun, Utility, open_training
 from fedseal.audit.verdict import Cell, Row, judge
 from fedseal.core.errors import InputError
 from fedseal.core.files import write_atomically

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from fedseal.audit.config_file import read_config, validate_config
+from fedseal.audit.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.audit.scenario import AttackerConfig, ClientConfig, Scenario
 from fedseal.audit.sweeps import Sweep, parse_sweep
 from fedseal.audit.training_scenario import TrainingScenario
@@ -39,7 +39,7 @@ class TradeoffScenario(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = "tradeoff"
+    name: PlainName = "tradeoff"
     data: str = "digits"
     images: int | None = Field(None, ge=1)
     normalise: bool = False
@@ -51,17 +51,12 @@ class TradeoffScenario(BaseModel):
     client: ClientConfig = ClientConfig()
     attacker: AttackerConfig = AttackerConfig()
     public_fraction: float = Field(0.3, gt=0, lt=1)
-    defences: tuple[str, ...] = Field(("gaussian", "topk"), min_length=1)
-    attacks: tuple[str, ...] = Field(("ig",), min_length=1)
+    defences: Texts = Field(("gaussian", "topk"), min_length=1)
+    attacks: Texts = Field(("ig",), min_length=1)
     targets: int = Field(4, ge=1)
     iterations: int | None = Field(None, ge=1)
     seed: int = 0
     seeds: int = Field(1, ge=1)
-
-    @field_validator("defences", "attacks", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @property
     def sweeps(self) -> tuple[Sweep, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedseal.audit.config_file import read_config, validate_config
+from fedseal.audit.config_file import Numbers, PlainName, Texts, read_config, validate_config
 from fedseal.federation.simulation.config import FederationConfig
 
 
@@ -33,7 +33,7 @@ class TrainingScenario(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = "training"
+    name: PlainName = "training"
     data: str = "digits"
     test: str | None = None
     test_fraction: float = Field(0.2, gt=0, lt=1)
@@ -43,21 +43,9 @@ class TrainingScenario(BaseModel):
     clients: int = Field(10, ge=1)
     partition: str = "iid"
     federation: FederationConfig = FederationConfig()
-    defences: tuple[str, ...] = ("none",)
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    defences: Texts = ("none",)
+    seeds: Numbers = Field((0,), min_length=1)
     target_accuracy: float | None = Field(None, gt=0, le=1)
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        if not value or not all(c.isalnum() or c in "-_." for c in value):
-            raise ValueError("a name is made of letters, digits, '-', '_' and '.'")
-        return value
-
-    @field_validator("defences", "seeds", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str | int) else value
 
     @field_validator("defences")
     @classmethod

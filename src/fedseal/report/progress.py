@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TaskProgressColumn
 
 from fedseal.audit.findings import Finding
 from fedseal.audit.observer import Observer
 from fedseal.audit.plan import Job
 from fedseal.audit.trials import Outcome
+from fedseal.report.bars import Bars
 
 _STYLES = {"problem": "red", "warning": "yellow", "note": "dim"}
 
 
-class TerminalProgress(Observer):
+class TerminalProgress(Bars, Observer):
     """An audit's observer that draws with Rich; use it as a context manager.
 
     Args:
@@ -26,35 +25,16 @@ class TerminalProgress(Observer):
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[psnr]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        super().__init__(console, TaskProgressColumn())
         self._all: TaskID | None = None
         self._running: dict[Job, TaskID] = {}
         self._trials = 0
         self._done = 0
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
     def planned(self, trials: int, stored: int) -> None:
         """Show how much there is to do."""
         self._trials, self._done = trials, stored
-        self._all = self._progress.add_task("all trials", total=trials, completed=stored, psnr="")
+        self._all = self._progress.add_task("all trials", total=trials, completed=stored, state="")
         if stored:
             self._console.print(f"{stored} of {trials} trials are in the store already.", style="dim")
 
@@ -66,11 +46,11 @@ class TerminalProgress(Observer):
 
     def started(self, job: Job) -> None:
         """Add a bar for the job."""
-        self._running[job] = self._progress.add_task(f"  {escape(_title(job))}", total=1.0, psnr="")
+        self._running[job] = self._progress.add_task(f"  {escape(_title(job))}", total=1.0, state="")
 
     def progressed(self, job: Job, done: float, psnr_db: float) -> None:
         """Move the job's bar and show the PSNR it has reached."""
-        self._progress.update(self._running[job], completed=done, psnr=f"{psnr_db:.1f} dB")
+        self._progress.update(self._running[job], completed=done, state=f"{psnr_db:.1f} dB")
 
     def finished(self, job: Job, outcomes: Sequence[Outcome]) -> None:
         """Count a job's trials as done."""

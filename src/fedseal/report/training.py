@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from fedseal._version import VERSION
-from fedseal.audit.training import TrainingRun
+from fedseal.audit.training_run import TrainingRun
 from fedseal.core.files import write_atomically
 from fedseal.report import words
 from fedseal.report.curves import HEIGHT, HUES, MOST_CLASSES, WIDTH, curve_chart, partition_chart

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TaskID
 from rich.table import Table
 
-from fedseal.audit.training import Training, TrainingObserver, TrainingRun
+from fedseal.audit.training import TrainingObserver
+from fedseal.audit.training_run import Training, TrainingRun
 from fedseal.federation.simulation import RoundRecord
 from fedseal.report import words
+from fedseal.report.bars import Bars
 
 
-class TrainingProgress(TrainingObserver):
+class TrainingProgress(Bars, TrainingObserver):
     """An observer that draws with Rich; use it as a context manager.
 
     Args:
@@ -23,29 +22,10 @@ class TrainingProgress(TrainingObserver):
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[state]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        super().__init__(console, MofNCompleteColumn())
         self._all: TaskID | None = None
         self._current: TaskID | None = None
         self._rounds = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def planned(self, trainings: int, rounds: int) -> None:
         """Show how much there is to do."""

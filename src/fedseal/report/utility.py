@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedseal.audit.training import TrainingRun, Utility
+from fedseal.audit.training_run import TrainingRun, Utility
 from fedseal.metrics.intervals import Interval
 from fedseal.report import words
 
