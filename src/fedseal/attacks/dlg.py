@@ -9,6 +9,8 @@ function is minimised. SAPAG's optimiser is not documented; Adam is ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedseal.attacks.matching.adam import Adam
 from fedseal.attacks.matching.derivatives import SecondOrder
 from fedseal.attacks.matching.engine import LabelMode, LocalSteps, MatchingAttack, MatchingConfig, Start
@@ -20,32 +22,36 @@ from fedseal.core.attack import ATTACKS
 from fedseal.core.registry import Info
 
 
-def _deep_leakage(
-    labels: LabelMode,
-    iterations: int,
-    restarts: int,
-    history: int,
-    start: Start,
-    local_steps: LocalSteps,
-    second_order: SecondOrder,
-) -> MatchingAttack:
-    return MatchingAttack(
-        MatchingConfig(
-            objective=SquaredError(),
-            priors=Priors(),
-            optimiser=LBFGS(history=history),
-            iterations=iterations,
-            restarts=restarts,
-            start=start,
-            boxed=False,
-            labels=labels,
-            local_steps=local_steps,
-            second_order=second_order,
+def _deep_leakage(labels: LabelMode) -> Callable[..., MatchingAttack]:
+    """Return what configures the engine as DLG (`free` labels) or iDLG (`fixed`); they differ in nothing else."""
+
+    def configure(
+        iterations: int = 300,
+        restarts: int = 1,
+        history: int = 50,
+        start: Start = "normal",
+        local_steps: LocalSteps = "average",
+        second_order: SecondOrder = "exact",
+    ) -> MatchingAttack:
+        return MatchingAttack(
+            MatchingConfig(
+                objective=SquaredError(),
+                priors=Priors(),
+                optimiser=LBFGS(history=history),
+                iterations=iterations,
+                restarts=restarts,
+                start=start,
+                boxed=False,
+                labels=labels,
+                local_steps=local_steps,
+                second_order=second_order,
+            )
         )
-    )
+
+    return configure
 
 
-@ATTACKS.register(
+dlg = ATTACKS.register(
     "dlg",
     Info(
         "match the gradient exactly by L-BFGS, images and labels together",
@@ -53,20 +59,8 @@ def _deep_leakage(
         threat="passive",
         needs=("batch_size",),
     ),
-)
-def dlg(
-    iterations: int = 300,
-    restarts: int = 1,
-    history: int = 50,
-    start: Start = "normal",
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "exact",
-) -> MatchingAttack:
-    """Configure the engine as DLG."""
-    return _deep_leakage("free", iterations, restarts, history, start, local_steps, second_order)
-
-
-@ATTACKS.register(
+)(_deep_leakage("free"))
+idlg = ATTACKS.register(
     "idlg",
     Info(
         "match the gradient exactly by L-BFGS, label read beforehand",
@@ -74,17 +68,7 @@ def dlg(
         threat="passive",
         needs=("batch_size",),
     ),
-)
-def idlg(
-    iterations: int = 300,
-    restarts: int = 1,
-    history: int = 50,
-    start: Start = "normal",
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "exact",
-) -> MatchingAttack:
-    """Configure the engine as iDLG."""
-    return _deep_leakage("fixed", iterations, restarts, history, start, local_steps, second_order)
+)(_deep_leakage("fixed"))
 
 
 @ATTACKS.register(
