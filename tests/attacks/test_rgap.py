@@ -96,6 +96,27 @@ def test_cnn6_and_lenet_give_real_images_away_and_cnn6d_does_not() -> None:
         assert (float((found.images - image).square().mean()) < 1e-8) == exact, name
 
 
+@pytest.mark.parametrize("label", range(4))
+def test_every_label_of_a_network_without_biases_is_exact_also_the_one_it_predicts(label: int) -> None:
+    faces = DATASETS.build("faces")
+    image = faces.batch(torch.tensor([7])).images.double()
+    model = build_model("cnn6", input_shape=faces.shape, num_classes=4, seed=0).double()
+    found = RecursiveAttack().run(_observe(model, image, label))
+    assert float((found.images - image).square().mean()) < 1e-10
+    assert found.labels.tolist() == [label]
+
+
+def test_of_two_scales_with_the_same_gradient_the_one_in_the_range_of_images_is_taken() -> None:
+    model = _net(bias=False, outputs=2)
+    image = _image()
+    with torch.no_grad():
+        label = int(model(image).argmax())
+        model[-1].weight *= 0.3 / float(model(image)[0, label] - model(image)[0, 1 - label])  # the other root is 3.3
+    found = RecursiveAttack().run(_observe(model, image, label, classes=2))
+    assert any("2 images have this gradient" in note for note in found.notes)
+    assert float((found.images - image).square().mean()) < 1e-10
+
+
 def test_the_conjugate_gradients_of_a_large_layer_find_the_same() -> None:
     photos = DATASETS.build("photos")
     image = F.interpolate(photos.batch(torch.tensor([0])).images.double(), size=(32, 32), mode="area")

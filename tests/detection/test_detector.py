@@ -20,7 +20,7 @@ from fedseal.audit.scenario import validate_scenario
 from fedseal.audit.setup import build_setup
 from fedseal.cli import app
 from fedseal.core.attack import ATTACKS, Ask, Attack, Budget, Listener
-from fedseal.core.batch import Batch
+from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import Defence
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
@@ -29,6 +29,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
 from fedseal.detection import weights
+from fedseal.detection.death import OUTWEIGHED, outweighed
 from fedseal.detection.detector import Detection
 from fedseal.detection.fingerprints import fingerprint, odd_ones_out
 from fedseal.detection.gradients import ratio, sample_norms
@@ -135,6 +136,67 @@ def test_honest_models_are_not_flagged_before_or_after_training(name: str) -> No
     assert not alarms(fedseal.detect(model.eval(), batch))
 
 
+def test_a_network_that_died_in_training_is_noted_and_no_alarm() -> None:
+    data = DATASETS.build("faces:size=24")
+    model = build_model("lenet-relu", input_shape=data.shape, num_classes=len(data.classes), seed=0)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    source = generator(0, "order")
+    batch = data.batch(torch.randperm(len(data), generator=source)[:16])
+    for _ in range(60):
+        if fedseal.detect(model, batch).died_at is not None:
+            break
+        step = data.batch(torch.randperm(len(data), generator=source)[:16])
+        loss = F.cross_entropy(model(step.images), step.labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    found = fedseal.detect(model, batch)
+    assert found.died_at is not None
+    assert not sample_norms(model, batch, IDENTITY).layers["0.weight"].any()
+    assert "blocked gradient" not in alarms(found)
+    assert "nothing of these images leaks" in found.describe()
+    assert found.as_dict()["died_at"] == found.died_at
+
+
+@pytest.mark.parametrize("weight", ["zero", "noise", "honest"])
+def test_a_layer_killed_by_its_biases_is_an_alarm_whatever_its_weights(weight: str) -> None:
+    data = DATASETS.build("digits")
+    model = build_model("lenet-relu", input_shape=data.shape, num_classes=10, seed=0)
+    with torch.no_grad():
+        layer = model[2]
+        if weight == "zero":
+            layer.weight.zero_()
+        elif weight == "noise":
+            layer.weight.normal_(generator=generator(0, "noise")).mul_(0.01)
+        layer.bias.fill_(-100.0)
+    assert outweighed(layer.weight, layer.bias) > OUTWEIGHED
+    found = fedseal.detect(model, data.batch(torch.arange(0, 5000, 400)))
+    assert "blocked gradient" in alarms(found)
+    assert found.died_at is None
+
+
+def test_biases_are_weighed_against_weights() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 2.0], [6.0, 8.0]])
+    assert outweighed(rows, torch.tensor([-5.0, 1.0, 20.0])) == pytest.approx(1.0)
+    assert outweighed(rows, None) == 0.0
+    assert outweighed(torch.zeros(3, 2), torch.ones(3)) == math.inf
+    assert outweighed(torch.zeros(3, 2), None) == math.inf
+
+
+def test_a_model_that_lets_one_sample_through_one_direction_is_flagged() -> None:
+    data = DATASETS.build("digits")
+    model = build_model("convbn", input_shape=data.shape, num_classes=10, seed=0).train()
+    batch = data.batch(torch.arange(0, 5000, 400))
+    assert "single direction" not in alarms(fedseal.detect(model, batch))
+    source = generator(0, "head")
+    with torch.no_grad():
+        shape = model[-1].weight.shape
+        model[-1].weight.copy_(torch.randn(shape[0], 1, generator=source) * torch.randn(1, shape[1], generator=source))
+        model[10].bias.fill_(-3.0)  # few features are left, of few samples
+    assert "single direction" in alarms(fedseal.detect(model, batch))
+    assert "single direction" not in {reading.check for reading in fedseal.detect(model).readings}
+
+
 def test_dsnr_is_the_top_norm_over_the_sum_of_the_rest() -> None:
     data = DATASETS.build("digits")
     model = build_model("lenet-relu", input_shape=data.shape, num_classes=10, seed=0)
@@ -204,6 +266,20 @@ def test_kernels_and_heads() -> None:
     head[4] = 0.5
     assert weights.silenced_classes(head) == 1.0
     assert weights.outsized(torch.tensor([[1e3, 0.0]])) == pytest.approx(3.0)
+
+
+def test_a_last_layer_that_serves_one_sample() -> None:
+    source = generator(0, "head")
+    spread = torch.randn(10, 30, generator=source)
+    one_way = torch.randn(10, 1, generator=source) * torch.randn(1, 30, generator=source)
+    even = F.normalize(torch.randn(8, 30, generator=source), dim=1)
+    alone = even * torch.tensor([1.0, *[0.1] * 7])[:, None]
+    assert weights.single_direction(one_way, alone) == pytest.approx(0.9)
+    assert weights.single_direction(one_way, even) == pytest.approx(0.0, abs=1e-6)
+    assert (weights.single_direction(spread, alone) or 1) < 0.3
+    assert weights.single_direction(spread[:4], alone) is None
+    assert weights.single_direction(spread, alone[:3]) is None
+    assert weights.single_direction(torch.ones(10, 30), alone) is None
 
 
 def test_every_check_has_a_threshold_and_a_meaning() -> None:

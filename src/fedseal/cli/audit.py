@@ -118,12 +118,21 @@ def report(
 
 
 @app.command()
-def table(run: Annotated[Path, typer.Argument(help="Directory of a run.")]) -> None:
+def table(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    overview: Annotated[
+        bool, typer.Option("--overview", help="Begin with defences against attacks: PSNR and SSIM, naive / aware.")
+    ] = False,
+) -> None:
     """Print a run's results as Markdown tables."""
     from fedseal.audit.runner import open_run
     from fedseal.report.markdown import render_markdown
+    from fedseal.report.overview import render_overview
 
-    typer.echo(render_markdown(open_run(run)), nl=False)
+    loaded = open_run(run)
+    if overview:
+        typer.echo(render_overview(loaded))
+    typer.echo(render_markdown(loaded), nl=False)
 
 
 def _exit_with(run: Any, limit: Any) -> None:

@@ -13,8 +13,9 @@ from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.errors import InputError
 from fedseal.core.tensors import check_finite
 from fedseal.detection import weights as signs
+from fedseal.detection.death import died_at
 from fedseal.detection.gradients import sample_norms
-from fedseal.detection.readings import MEANINGS, THRESHOLDS, Check, Reading
+from fedseal.detection.readings import DIED, MEANINGS, THRESHOLDS, Check, Reading
 from fedseal.models.structure import ExecutedLayer, executed_layers
 
 _SAMPLES = 64
@@ -26,15 +27,18 @@ class Detection:
 
     Attributes:
         readings: the most suspicious value of every check that could be made.
-        dsnr: signal-to-noise ratio per layer; empty without a batch of two or more.
+        dsnr: signal-to-noise ratio per layer; empty without a batch of two or more. No alarm by itself: honest
+            networks that have learnt all samples of a batch but one have any ratio.
+        died_at: the layer at which the network died in training, if it did: then no gradient passes, and none leaks.
     """
 
     readings: tuple[Reading, ...]
     dsnr: dict[str, float] = field(default_factory=dict)
+    died_at: str | None = None
 
     @property
     def alarms(self) -> tuple[Reading, ...]:
-        """The readings no honest model has."""
+        """The readings hardly any honest model has."""
         return tuple(reading for reading in self.readings if reading.alarming)
 
     @property
@@ -47,6 +51,11 @@ class Detection:
         calm = [reading for reading in self.readings if not reading.alarming]
         lines = [f"ALARM  {reading}: {MEANINGS[reading.check]}" for reading in self.alarms]
         lines += [f"ok     {reading}" for reading in calm]
+        if self.dsnr:
+            layer, value = max(self.dsnr.items(), key=lambda item: item[1])
+            lines.append(f"note   d-snr is largest in `{layer}`: {value:.3g}")
+        if self.died_at is not None:
+            lines.append(f"note   the network died at `{self.died_at}`: {DIED}")
         verdict = "do not answer: this model looks like a weapon" if self.suspicious else "nothing suspicious was found"
         return "\n".join([verdict, *lines])
 
@@ -54,11 +63,13 @@ class Detection:
         """Return the findings as plain data for JSON; an unbounded value is the string `inf`."""
         return {
             "suspicious": self.suspicious,
+            "died_at": self.died_at,
+            "dsnr": {name: _plain(value) for name, value in self.dsnr.items()},
             "readings": [
                 {
                     "check": reading.check,
                     "layer": reading.layer,
-                    "value": reading.value if math.isfinite(reading.value) else "inf",
+                    "value": _plain(reading.value),
                     "threshold": reading.threshold,
                     "alarm": reading.alarming,
                     "meaning": MEANINGS[reading.check],
@@ -89,6 +100,7 @@ def detect(
         raise InputError("the batch is empty.", hint="Give at least two samples, or none at all.")
     found: list[tuple[Check, str, float | None]] = list(_weight_readings(model))
     dsnr: dict[str, float] = {}
+    died: str | None = None
     if batch is not None:
         like = next(model.parameters())
         used = Batch(batch.images[:_SAMPLES], batch.labels[:_SAMPLES]).to(like.device, like.dtype)
@@ -97,12 +109,13 @@ def detect(
         norms = sample_norms(model, used, normalisation)
         first = next((layer.weight_name for layer in layers if layer.weight_name in norms.layers), None)
         if first is not None:
-            found.append(("blocked gradient", first, norms.blocked(first)))
+            blocked = norms.blocked(first)
+            died = died_at(layers) if blocked > limits["blocked gradient"] else None
+            found.append(("blocked gradient", first, blocked if died is None else None))
         if len(used) > 1:
             dsnr = norms.dsnr()
-            found += [("d-snr", name, value) for name, value in dsnr.items()]
             found += [("relative d-snr", name, value) for name, value in norms.relative_dsnr().items()]
-    return Detection(_worst(found, limits), dsnr)
+    return Detection(_worst(found, limits), dsnr, died)
 
 
 def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
@@ -126,12 +139,17 @@ def _head_readings(layer: ExecutedLayer) -> list[tuple[Check, str, float | None]
     if not isinstance(layer.module, nn.Linear) or layer.module.out_features < 2:
         return []
     found: list[tuple[Check, str, float | None]] = [
-        ("silenced classes", layer.name, signs.silenced_classes(layer.module.weight.detach()))
+        ("silenced classes", layer.name, signs.silenced_classes(layer.module.weight.detach())),
+        ("single direction", layer.name, signs.single_direction(layer.module.weight.detach(), layer.inputs)),
     ]
     bias: Tensor | None = layer.module.bias
     if bias is not None:
         found.append(("bias gap", layer.name, float(bias.detach().max() - bias.detach().min())))
     return found
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
 
 
 def _worst(found: list[tuple[Check, str, float | None]], limits: dict[Check, float]) -> tuple[Reading, ...]:

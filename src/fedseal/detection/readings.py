@@ -1,8 +1,8 @@
 """A measurement on a received model, and the thresholds above which it is no honest one.
 
-The thresholds lie above everything that `bench/detector.py` measured on honest checkpoints, between initialisation and
-the end of training; `docs/results/detector.md` holds the measurements, the rate of false alarms on checkpoints the
-thresholds were not chosen on, and how far each attack can be weakened before it passes.
+The thresholds lie above what `bench/detector.py` measured on honest checkpoints, between initialisation and the end of
+training, except on a few that diverged or nearly died; `docs/results/detector.md` holds the measurements, the rate of
+false alarms on checkpoints the thresholds were not chosen on, and how far each attack can be weakened before it passes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Check: TypeAlias = Literal[
     "bare kernels",
     "outsized weights",
     "silenced classes",
+    "single direction",
     "bias gap",
     "blocked gradient",
-    "d-snr",
     "relative d-snr",
 ]
 
@@ -32,15 +32,15 @@ THRESHOLDS: dict[Check, float] = {
     "bare kernels": 0.7,
     "outsized weights": 2.0,
     "silenced classes": 0.9,
+    "single direction": 0.4,
     "bias gap": 10.0,
     "blocked gradient": 6.0,
-    "d-snr": 1e4,
     "relative d-snr": 200.0,
 }
 """Readings above are alarms.
 
-The two ratios have little to say below: a network that has learnt all samples of a batch but one has an absolute D-SNR
-in the thousands without any malice, and one with dead units a relative one in the tens.
+Of the D-SNR only the relative one is judged, and has little to say below its limit: a network that has learnt all
+samples of a batch but one has any absolute D-SNR without malice, and one with dead units a relative one in the tens.
 """
 
 MEANINGS: dict[Check, str] = {
@@ -50,11 +50,15 @@ MEANINGS: dict[Check, str] = {
     "bare kernels": "kernels copy single pixels or are zero, as LOKI's do",
     "outsized weights": "weights are far larger than training makes them, which amplifies what the server reads",
     "silenced classes": "the last layer listens to one class alone, as when one class is fished for",
+    "single direction": "the last layer hears one direction, in which one sample outweighs the others, as in SEER's",
     "bias gap": "the last layer's biases overrule every input, as when one class is fished for",
     "blocked gradient": "no gradient reaches the first layer, as when all clients but one are suppressed",
-    "d-snr": "one sample outweighs all others of the batch in some layer: its gradient can be read from the sum",
     "relative d-snr": "one sample outweighs the others inside the network far more than it does in the loss",
 }
+
+
+DIED = "its gradient is zero on this batch, so nothing of these images leaks, and nothing is learnt from them"
+"""What it means that a network died in training."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Reading:
 
     @property
     def alarming(self) -> bool:
-        """Whether no honest model has such a value."""
+        """Whether hardly any honest model has such a value."""
         return self.value > self.threshold
 
     def __str__(self) -> str:

@@ -91,6 +91,23 @@ def silenced_classes(weight: Tensor) -> float | None:
     return None if float(norms[0]) == 0 else 1 - float(norms[1] / norms[0])
 
 
+def single_direction(weight: Tensor, features: Tensor) -> float | None:
+    """Return how much a last layer [classes, F] serves one direction, and one sample of its input features [B, F].
+
+    The first factor is the share of the layer's energy that one direction holds, its mean row taken off: classes lie in
+    many directions, about 1 / (classes - 1) each at first weights. The second is by how much the largest features
+    exceed the median's: 0 if all are equally long, 1 if one sample is alone. A model that is trained together with a
+    decoder, to let a single sample through, has both; honest training at most one.
+    """
+    if len(weight) < _FEW_ROWS or weight.shape[1] < _FEW_ROWS or len(features) <= _COMPANIONS:
+        return None
+    energy = torch.linalg.svdvals(weight.double() - weight.double().mean(0)).square()
+    norms = features.flatten(1).double().norm(dim=1)
+    if float(energy.sum()) == 0 or float(norms.max()) == 0:
+        return None
+    return float(energy[0] / energy.sum() * (1 - norms.median() / norms.max()))
+
+
 def as_rows(module: nn.Module) -> Tensor | None:
     """Return the weight of a linear or convolutional layer as [rows, inputs]."""
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):

@@ -25,6 +25,8 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
 
+_AS_GOOD, _ROUNDING = 10.0, 1e-8
+
 Report = Callable[[int, Tensor], None]
 
 
@@ -108,7 +110,8 @@ class RecursiveAttack(Attack):
         heads = solve_head(last, gradient[last.weight_name], gradient.get(last.bias_name))
         iterations = budget.iterations or self._iterations
         rebuilt = [self._rebuild(stages, gradient, head, iterations, report) for head in heads]
-        best = min(rebuilt, key=lambda one: one.misfit)
+        equal = _equally_good(rebuilt)
+        best = min(equal, key=lambda one: _outside(input_normalisation(observation).undo(one.inputs)))
         if not bool(torch.isfinite(best.inputs).all()):
             raise TrialError("R-GAP's linear systems have no finite solution.", hint="The update may be defended.")
         notes = tuple(
@@ -116,6 +119,8 @@ class RecursiveAttack(Attack):
             for name, count in best.undetermined.items()
             if count
         )
+        if len(equal) > 1:
+            notes += (f"{len(equal)} images have this gradient; the one nearest to the range of images was taken",)
         return Reconstruction(
             _to_image(observation, best.inputs)[None],
             torch.tensor([best.label]),
@@ -155,6 +160,20 @@ class RecursiveAttack(Attack):
             if inverted is not None:
                 return inverted
         return invert_iteratively(stage, slope, gradient, z, known, iterations, report)
+
+
+def _equally_good(rebuilt: list[Rebuilt]) -> list[Rebuilt]:
+    """Return the solutions that fit as well as the best does.
+
+    The last layer's equation can have several roots, which differ in scale; a network without biases fits them all.
+    """
+    least = min(one.misfit for one in rebuilt)
+    return [one for one in rebuilt if not one.misfit > _AS_GOOD * least + _ROUNDING] or rebuilt
+
+
+def _outside(image: Tensor) -> float:
+    """Return by how much pixels leave [0, 1], on average."""
+    return float((image - image.clamp(0, 1)).abs().mean())
 
 
 def _misfit(stages: list[Stage], inputs: Tensor, head: HeadSolution) -> float:

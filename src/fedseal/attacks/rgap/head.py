@@ -8,6 +8,7 @@ or -y' / (1 + e^mu) with mu = y' W h (one logit, R-GAP Eq. 4-6).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from fedseal.core.errors import InputError
 
 _TURN = 1.2784645427610738
 """The margin at which mu / (1 + e^mu) is largest; beyond it the logistic equation has a second root."""
+
+_LOG_SCALES = torch.linspace(-12, 12, 193, dtype=torch.float64)
+_AS_GOOD, _ROUNDING = 4.0, 1e-14
 
 
 @dataclass(frozen=True)
@@ -65,24 +69,39 @@ def _logistic(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
 
 
 def _softmax(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
-    """Find the scale s at which dW = (u / s)(s v)^T is consistent with softmax cross-entropy."""
+    """Find the scales s at which dW = (u / s)(s v)^T is consistent with softmax cross-entropy."""
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     found = []
     for sign in (1.0, -1.0):
         slope, features = sign * values[0] * left[:, 0], sign * right[0]
-        label = int(slope.argmin())
-        target = F.one_hot(torch.tensor(label), len(slope)).to(slope)
-        along = stage.weight @ features
+        misfit = partial(_scale_misfit, slope, stage.weight @ features, stage.bias)
+        for low, high in _valleys(misfit(_LOG_SCALES)):
+            best = minimize_scalar(
+                lambda value, misfit=misfit: float(misfit(gradient.new_tensor([value]))),
+                bounds=(low, high),
+                method="bounded",
+                options={"xatol": 1e-14},
+            )
+            scale = float(np.exp(best.x))
+            found.append((float(best.fun), HeadSolution(scale * features, slope / scale)))
+    least = min(value for value, _ in found)
+    return [solution for value, solution in found if value <= _AS_GOOD * least + _ROUNDING]
 
-        def misfit(log_scale: float, slope: Tensor = slope, along: Tensor = along, target: Tensor = target) -> float:
-            scale = float(np.exp(log_scale))
-            expected = (scale * along if stage.bias is None else scale * along + stage.bias).softmax(0) - target
-            return float((slope / scale - expected).square().sum())
 
-        grid = np.linspace(-12, 12, 97)
-        best = int(np.argmin([misfit(value) for value in grid]))
-        bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-        result = minimize_scalar(misfit, bounds=bounds, method="bounded", options={"xatol": 1e-14})
-        scale = float(np.exp(result.x))
-        found.append((float(result.fun), HeadSolution(scale * features, slope / scale)))
-    return [min(found, key=lambda one: one[0])[1]]
+def _scale_misfit(slope: Tensor, along: Tensor, bias: Tensor | None, log_scales: Tensor) -> Tensor:
+    """Return how far slope / s is from softmax(s along + bias) - onehot(label), relative to slope / s, for each scale.
+
+    Relative, because both tend to zero as s grows where the label is the class with the largest logit.
+    """
+    scales = log_scales.to(slope).exp()[:, None]
+    logits = scales * along if bias is None else scales * along + bias
+    target = F.one_hot(slope.argmin(), len(slope)).to(slope)
+    return ((logits.softmax(1) - target) * scales - slope).square().sum(1) / slope.square().sum()
+
+
+def _valleys(heights: Tensor) -> list[tuple[float, float]]:
+    """Return the neighbours on the grid of every local minimum, its ends included."""
+    padded = F.pad(heights, (1, 1), value=float("inf"))
+    lowest = ((heights <= padded[:-2]) & (heights < padded[2:])).nonzero().flatten().tolist()
+    last = len(heights) - 1
+    return [(float(_LOG_SCALES[max(i - 1, 0)]), float(_LOG_SCALES[min(i + 1, last)])) for i in lowest]
