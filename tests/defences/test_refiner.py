@@ -412,16 +412,34 @@ class TestWarmStart:
         first = defence.on_batch(batch, context(model())).images
         assert torch.equal(defence.on_batch(batch, context(model(), seed=1)).images, first)
 
+    def test_among_new_samples_a_remembered_one_takes_the_last_steps_only(self):
+        batch = part(3)
+        for warm_t, moved in ((0, False), (2, True)):
+            defence = built(warm=10, t=6, warm_t=warm_t)
+            first = defence.on_batch(part(2), context(model())).images
+            then = defence.on_batch(batch, context(model(), seed=1)).images
+            assert "in 6 steps" in _remark(defence)
+            distance = (then[:2] - first).square().mean().sqrt()
+            assert bool(distance > 0) == moved
+            assert float(distance) < 0.5 * float((then[2] - batch.images[2]).square().mean().sqrt())
+
+    def test_a_later_visit_among_new_samples_moves_no_further_than_the_short_steps_reach(self):
+        """Of four steps of 0.08 (1, 4/5, 3/5, 2/5) the last two, along UM and along PM: 2 x 0.08 x 1 per pixel."""
+        defence = built(preset="fast", tolerance=0.0)
+        first = defence.on_batch(part(2), context(model())).images
+        again = defence.on_batch(part(4), context(model(), seed=1)).images[:2]
+        assert 0 < float((again - first).square().mean((1, 2, 3)).sqrt().max()) <= 2 * 0.08
+
     def test_samples_are_recognised_in_any_order_and_by_their_label(self):
         memory = RefinedMemory(10)
         batch = part(3)
         memory.keep(memory.keys(batch), torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 32, 32))
         turned = Batch(batch.images.flip(0), batch.labels.flip(0))
         found, known = memory.recall(memory.keys(turned), turned.images)
-        assert known
+        assert bool(known.all())
         assert found[:, 0, 0, 0].tolist() == [2, 1, 0]
         other = Batch(batch.images, batch.labels + 1)
-        assert not memory.recall(memory.keys(other), other.images)[1]
+        assert not memory.recall(memory.keys(other), other.images)[1].any()
 
     def test_memory_is_bounded_and_forgets_the_least_recently_used(self):
         memory = RefinedMemory(3)

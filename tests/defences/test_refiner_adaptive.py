@@ -139,6 +139,41 @@ def test_averages_over_rounds_come_nearer_than_any_round():
         average_over_rounds([])
 
 
+def averaged(warm: int, clients: int = 3, rounds: int = 4) -> tuple[float, float]:
+    """Return the mean PSNR of single rounds and of their average: clients who train on one face each, all attacked."""
+    batch = faces(clients)
+    model = build_model("lenet-relu", input_shape=(1, 32, 32), num_classes=2, seed=0)
+    knowledge = Knowledge(
+        input_shape=(1, 32, 32), num_classes=2, label_rule="identity", batch_size=1, local_steps=1, learning_rate=0.1
+    )
+    defences = [Refiner(epsilon=0.2, warm=warm) for _ in range(clients)]
+    found = []
+    for number in range(rounds):
+        updates = [
+            client_round(
+                model, [Batch(image[None], label[None])], RoundConfig(), defence, generator(number, place)
+            ).update
+            for place, (image, label, defence) in enumerate(zip(batch.images, batch.labels, defences, strict=True))
+        ]
+        seen = [Observation(model, update, knowledge) for update in updates]
+        results = ATTACKS.build("ig:iterations=100,tv=0.02").run_many(seen, Budget(), list(range(clients)))
+        found.append(torch.cat([one.images for one in results]).clamp(0, 1))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= 0.1 * torch.stack([update.tensors[name] for update in updates]).mean(0)
+    single = torch.stack([psnr(images, batch.images, data_range=1.0) for images in found])
+    mean = torch.cat([average_over_rounds([images[i : i + 1] for images in found]) for i in range(clients)])
+    return float(single.mean()), float(psnr(mean, batch.images, data_range=1.0).mean())
+
+
+def test_averages_over_real_rounds_come_nearer_and_less_so_under_a_warm_start():
+    """What fresh noise hides in one round it shows over many; a remembered x* shows the same again (refiner.md)."""
+    fresh, warm = averaged(0), averaged(10)
+    assert fresh[1] > fresh[0] + 1
+    assert warm[1] > warm[0] + 0.5
+    assert warm[1] - warm[0] < fresh[1] - fresh[0]
+
+
 def psnr_order(images: Tensor, found: Tensor) -> Tensor:
     return torch.stack([(found - image).square().mean((1, 2, 3)).argmin() for image in images])
 

@@ -92,7 +92,7 @@ class Refiner(Defence):
         rule: of a step, see `refinement`.
         lr: of a step; by default the rule's own.
         warm: samples whose refined images are remembered as their next start; 0 starts afresh every time.
-        warm_t: steps when all samples of a batch are remembered.
+        warm_t: steps of a remembered sample, the last of its batch's.
         tolerance: stop when UM changes by a smaller share and PM by less in one step; 0 never stops.
         scope: refine a `batch` jointly against its gradient, or every `sample` against its own.
         elements: weigh gradient elements by |g theta|.
@@ -206,9 +206,10 @@ class Refiner(Defence):
             return SampleUtility(passes, images, batch.labels, weighting, context.model)
         return BatchUtility(passes, self._true, weighting, self.second_order)
 
-    def _descent(self, known: bool) -> Descent:
-        steps = self.warm_t if known else self.t
-        return Descent(steps, self.t, self.beta, self.rule, self.rate, self.tolerance)
+    def _descent(self, known: Tensor) -> Descent:
+        steps = self.warm_t if bool(known.all()) else self.t
+        waits = known * max(0, steps - self.warm_t)
+        return Descent(steps, self.t, self.beta, self.rule, self.rate, self.tolerance, waits)
 
     def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
         """Bring the refined gradient within epsilon of the true one."""

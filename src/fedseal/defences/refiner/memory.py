@@ -38,13 +38,16 @@ class RefinedMemory:
             for image, label in zip(images, batch.labels.tolist(), strict=True)
         ]
 
-    def recall(self, keys: list[bytes], otherwise: Tensor) -> tuple[Tensor, bool]:
-        """Return the remembered images, for new samples those of `otherwise` [B, C, H, W], and whether none is new."""
+    def recall(self, keys: list[bytes], otherwise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the remembered images, for new samples those of `otherwise` [B, C, H, W], and which are remembered.
+
+        The second is [B], of booleans.
+        """
         if not keys:
-            return otherwise, False
+            return otherwise, torch.zeros(len(otherwise), dtype=torch.bool)
         known = [self._images.get(key) for key in keys]
         found = [fresh if old is None else old.to(fresh) for old, fresh in zip(known, otherwise, strict=True)]
-        return torch.stack(found), all(old is not None for old in known)
+        return torch.stack(found), torch.tensor([old is not None for old in known])
 
     def keep(self, keys: list[bytes], images: Tensor) -> None:
         """Remember refined images [B, C, H, W]."""

@@ -36,6 +36,8 @@ class Descent:
         rule: of a step.
         rate: its learning rate.
         tolerance: stop when UM changes by a smaller share and PM by less than this in one step; 0 never stops.
+        waits: [B], the first steps that each image does not take; None if all take every step. A remembered image
+            among new ones takes the last, short steps only, or it would drift further at every visit.
     """
 
     steps: int
@@ -44,6 +46,7 @@ class Descent:
     rule: Rule
     rate: float
     tolerance: float = 0.0
+    waits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,13 @@ def _privacy(images: Tensor, private: Tensor, privacy: Judge, beta: float) -> tu
 
 
 def _step(judged: Judged, privacy: Tensor, descent: Descent, step: int) -> Tensor:
-    """Return what is taken off the images."""
+    """Return what is taken off the images: nothing off those that wait."""
+    moves = 1.0 if descent.waits is None else (descent.waits <= step).to(privacy).view(-1, 1, 1, 1)
     if descent.rule == "plain":
-        return descent.rate * (judged.slope - descent.beta * privacy)
+        return moves * descent.rate * (judged.slope - descent.beta * privacy)
     left = max(descent.steps, descent.whole) + 1
     done = left - 1 - descent.steps + step
-    length = descent.rate * (1 - done / left) / max(1.0, descent.beta)
+    length = moves * descent.rate * (1 - done / left) / max(1.0, descent.beta)
     along = length * _unit(judged.slope)
     expected = (judged.slope * along).sum() / len(along)
     share = (judged.value / expected.clamp(min=1e-30)).clamp(max=1)
