@@ -129,9 +129,7 @@ def show(console: Console, results: list[dict[str, Any]], growth: list[dict[str,
         if one["flower_remark"]:
             console.print(f"Flower: {one['flower_remark']}")
     console.print(table)
-    console.print(
-        f"Wanted: at most {LIMIT_LOOP}x the loop at 10 clients, Flower at least {LIMIT_FLOWER}x slower."
-    )
+    console.print(f"Wanted: at most {LIMIT_LOOP}x the loop at 10 clients, Flower at least {LIMIT_FLOWER}x slower.")
     if growth:
         table = Table(title="fedseal alone: lenet, 1 x 8 images")
         for heading in ("clients", "ms per client", "peak memory (MB)"):
