@@ -14,19 +14,17 @@ Behind a layer normalisation, which fixes the sum of the features, the row of eq
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.active.isolation import Isolated, invert
-from fedseal.attacks.active.server import ActiveAttack, altered, normalisation_of, recall
+from fedseal.attacks.active.isolation import Isolated, IsolatingAttack
+from fedseal.attacks.active.server import altered, normalisation_of
 from fedseal.attacks.server_view import image_count
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
-from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
@@ -51,7 +49,7 @@ _FIXED_SUM = 1e-3
         needs=("batch_size",),
     ),
 )
-class FishingAttack(ActiveAttack):
+class FishingAttack(IsolatingAttack):
     """Fishing by class, then by feature.
 
     Args:
@@ -61,13 +59,11 @@ class FishingAttack(ActiveAttack):
     """
 
     name = "fishing"
-    remembers = Isolated
     needs = frozenset({"batch_size"})
 
     def __init__(self, target: int = -1, inversion: str = "ig", iterations: int = 0) -> None:
         self._target = target
-        self._inversion = ATTACKS.build(inversion)
-        self._iterations = iterations
+        super().__init__(inversion, iterations)
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Count the classes, silence all but one, and split that one by a feature if it holds several samples."""
@@ -108,18 +104,6 @@ class FishingAttack(ActiveAttack):
             notes=(f"class {target} has {count} samples: split by a feature in {rounds.asked} rounds",),
         )
         return altered(observation, isolated, "its last layer lets the sample with the largest feature send gradients")
-
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Invert the isolated gradient of each observation."""
-        spent = Budget(self._iterations or budget.iterations, budget.restarts)
-        memories = [recall(observation, Isolated, self.name) for observation in observations]
-        return invert(self._inversion, observations, memories, spent, seeds, listener)
 
     def _choose(self, rounds: _Rounds, knowledge: Knowledge) -> int:
         if self._target >= knowledge.num_classes:

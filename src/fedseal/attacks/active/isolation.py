@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.active.server import filled
+from fedseal.attacks.active.server import ActiveAttack, filled, recall
 from fedseal.attacks.server_view import image_count
-from fedseal.core.attack import Attack, Budget, Listener
+from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.observation import Observation, Update
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.tensors import Tensors
@@ -42,6 +42,33 @@ class Isolated:
     labels: Tensor | None = None
     subtract: Tensors | None = None
     notes: tuple[str, ...] = ()
+
+
+class IsolatingAttack(ActiveAttack):
+    """An active attack that isolates some images, and then inverts what it has of them.
+
+    Args:
+        inversion: attack on the isolated update, with its own defaults.
+        iterations: of it; 0 for its own default.
+    """
+
+    remembers = Isolated
+
+    def __init__(self, inversion: str, iterations: int) -> None:
+        self._inversion = ATTACKS.build(inversion)
+        self._iterations = iterations
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Invert the isolated update of each observation."""
+        spent = Budget(self._iterations or budget.iterations, budget.restarts)
+        memories = [recall(observation, Isolated, self.name) for observation in observations]
+        return invert(self._inversion, observations, memories, spent, seeds, listener)
 
 
 def isolated_observation(observation: Observation, isolated: Isolated) -> Observation:

@@ -15,13 +15,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.active.isolation import Isolated, invert
-from fedseal.attacks.active.server import ActiveAttack, altered, recall
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.attacks.active.isolation import Isolated, IsolatingAttack
+from fedseal.attacks.active.server import altered
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
-from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.federation.loss import classification_loss
@@ -41,7 +40,7 @@ _PROBE_STEP = 0.1
         needs=("batch_size", "clients"),
     ),
 )
-class SuppressionAttack(ActiveAttack):
+class SuppressionAttack(IsolatingAttack):
     """Gradient suppression.
 
     Args:
@@ -50,12 +49,10 @@ class SuppressionAttack(ActiveAttack):
     """
 
     name = "suppression"
-    remembers = Isolated
     needs = frozenset({"batch_size", "clients"})
 
     def __init__(self, inversion: str = "ig", iterations: int = 0) -> None:
-        self._inversion = ATTACKS.build(inversion)
-        self._iterations = iterations
+        super().__init__(inversion, iterations)
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Send the first client the model, and the others one that gives no gradient."""
@@ -72,18 +69,6 @@ class SuppressionAttack(ActiveAttack):
         labels = None if knowledge.labels is None else knowledge.labels[:images]
         isolated = Isolated(model, silent, float(clients), images, labels)
         return altered(observation, isolated, f"{words} for all clients but the first")
-
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Invert the isolated update of each observation."""
-        spent = Budget(self._iterations or budget.iterations, budget.restarts)
-        memories = [recall(observation, Isolated, self.name) for observation in observations]
-        return invert(self._inversion, observations, memories, spent, seeds, listener)
 
 
 def suppressed_model(model: nn.Module, knowledge: Knowledge, seed: int) -> tuple[nn.Module, frozenset[str], str]:
