@@ -31,15 +31,19 @@ def client_data(client: int) -> Prepared:
     return Prepared(Batch(torch.rand(12, *SHAPE, generator=source), torch.arange(12) % 4))
 
 
-def course(spec: str, listener: Listener | None = None, checkpoint: Path | None = None) -> History:
+def course(spec: str, listener: Listener | None = None, checkpoint: Path | None = None, *, workers: int = 1) -> History:
     model = build_model("lenet-relu", input_shape=SHAPE, num_classes=4, seed=0)
     clients = [client_data(client) for client in range(4)]
     test = client_data(9).data
-    return simulate(CONFIG, model, clients, test, build_defence(spec), listener=listener, checkpoint=checkpoint).history
+    defence = build_defence(spec)
+    return simulate(
+        CONFIG, model, clients, test, defence, listener=listener, checkpoint=checkpoint, workers=workers
+    ).history
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_federation_under_any_defence_trains_and_resumes_exactly(spec: str, tmp_path: Path):
+    """One client after the other, and resumed with three at once: the curve is the same."""
     whole = course(spec)
     assert [len(record.clients) for record in whole.rounds] == [4] * 4, whole.dropped
     losses = [record.loss for record in whole.rounds]
@@ -47,6 +51,6 @@ def test_a_federation_under_any_defence_trains_and_resumes_exactly(spec: str, tm
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         course(spec, Stopping(), path)
-    resumed = course(spec, checkpoint=path)
+    resumed = course(spec, checkpoint=path, workers=3)
     assert [record.loss for record in resumed.rounds] == losses
     assert [record.bytes_up for record in resumed.rounds] == [record.bytes_up for record in whole.rounds]

@@ -156,6 +156,9 @@ class AttackerView:
 class Defence:
     """A defence that does nothing; subclasses override the hooks they need.
 
+    Every client has an instance of its own. Hooks of several may run at once on threads of one process, so they draw
+    from the context's generator only and change nothing that instances share.
+
     The traits say what it can be composed with (`defences.rules`); where one depends on an option, the constructor
     sets it. By default a defence claims nothing and forbids nothing.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from typing import Literal, NoReturn, TypeAlias
 
@@ -34,6 +35,8 @@ Break: TypeAlias = Literal["mute", "mask"]
 
 _FEWEST_PROBES = 256
 _LANE_IMAGES = 512
+_FORWARD_MODE = threading.Lock()
+"""Forward-mode derivatives of PyTorch share one level per process, and clients may train side by side."""
 
 
 class _Reached(Exception):
@@ -122,7 +125,8 @@ def estimated_row_norms(
             value, slope = jvp(features, (inputs,), (direction,))[:2]
             return value, slope
 
-        values, slopes = vmap(along, randomness="same")(directions)
+        with _FORWARD_MODE:
+            values, slopes = vmap(along, randomness="same")(directions)
         r = values[0]
         total = slopes.square().sum(0)
         squares = total if squares is None else squares + total
