@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedseal.attacks.active.server import ActiveAttack, altered, filled, labels_of, normalisation_of, recall
+from fedseal.attacks.active.server import ReadingAttack, altered, filled, labels_of, normalisation_of, recall
 from fedseal.attacks.seer.attacker import SeerAttacker
 from fedseal.attacks.seer.library import find_attacker, trained_attacker
 from fedseal.attacks.seer.plan import Mode, Preset, SeerPlan, preset
 from fedseal.attacks.seer.properties import Property
 from fedseal.attacks.seer.training import Progress, Trainee
 from fedseal.attacks.server_view import estimated_gradient, image_count
-from fedseal.core.attack import ATTACKS, Ask, Budget, Listener
+from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
@@ -51,7 +50,7 @@ class SeerMemory:
         needs=("batch_size", "auxiliary"),
     ),
 )
-class SeerAttack(ActiveAttack):
+class SeerAttack(ReadingAttack):
     """SEER.
 
     Args:
@@ -134,17 +133,8 @@ class SeerAttack(ActiveAttack):
         words = f"its weights were trained to reveal the {trainee.plan.property!r} image of a batch"
         return altered(ask([sent]), SeerMemory(attacker), words)
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
-    ) -> list[Reconstruction]:
-        """Decode each observation's gradient."""
-        return [self._read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
-
-    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Decode the observation's gradient."""
         started = time.perf_counter()
         attacker = recall(observation, SeerMemory, self.name).attacker
         image = attacker.decode(summed_gradient(observation))

@@ -170,7 +170,9 @@ class OneByOne:
 
 
 def _draws(model: nn.Module, example: Tensor) -> bool:
-    """Return whether a model draws from the global generator when it is called, as dropout does."""
+    """Return whether a model may draw from the global generator when called, as dropout does; beside a CPU, always."""
+    if example.device.type != "cpu":
+        return True
     source = torch.default_generator
     before = source.get_state()
     try:
