@@ -24,11 +24,11 @@ from rich.console import Console
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedseal.attacks.seer.attacker import SeerAttacker
-from fedseal.attacks.seer.library import trained_attacker
-from fedseal.attacks.seer.plan import SeerPlan
-from fedseal.attacks.seer.properties import PROPERTIES, Property, property_scores
-from fedseal.attacks.seer.training import Trainee
+from fedseal.attacks.active.seer.attacker import SeerAttacker
+from fedseal.attacks.active.seer.fitting import Trainee
+from fedseal.attacks.active.seer.library import trained_attacker
+from fedseal.attacks.active.seer.plan import SeerPlan
+from fedseal.attacks.active.seer.properties import PROPERTIES, Property, property_scores
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.files import write_atomically
 from fedseal.core.hashing import hash_json

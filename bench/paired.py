@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.runner import open_run
 from fedseal.metrics.intervals import bootstrap_mean
+from fedseal.store.records import TrialRecord
 
 
 def scores(records: tuple[TrialRecord, ...], *, aware: bool) -> dict[str, dict[tuple[str, int, int], float]]:

@@ -17,11 +17,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from fedseal.attacks.seer.attacker import SeerAttacker
-from fedseal.attacks.seer.library import trained_attacker
-from fedseal.attacks.seer.plan import SeerPlan
-from fedseal.attacks.seer.properties import Property, property_scores
-from fedseal.attacks.seer.training import Trainee
+from fedseal.attacks.active.seer.attacker import SeerAttacker
+from fedseal.attacks.active.seer.fitting import Trainee
+from fedseal.attacks.active.seer.library import trained_attacker
+from fedseal.attacks.active.seer.plan import SeerPlan
+from fedseal.attacks.active.seer.properties import Property, property_scores
 from fedseal.core.batch import IDENTITY
 from fedseal.core.files import write_atomically
 from fedseal.core.seeds import generator

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedseal.audit.runner import open_run
-from fedseal.audit.store import Store
 from fedseal.cli import main
+from fedseal.store.database import Store
 
 NETS = """
 import torch

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.store import Store
 from fedseal.core.errors import StorageError
 from fedseal.report.write import write_reports
+from fedseal.store.database import Store
+from fedseal.store.records import TrialRecord
 
 SCENARIO = Scenario(data="faces:size=64", attacks=("ig:iterations=1",), defences=("none", "topk"), targets=4)
 
@@ -106,8 +106,8 @@ def test_a_run_on_a_read_only_disk_is_shown(disk: Path):
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from fedseal.audit.records import TrialRecord
-from fedseal.audit.store import Store
+from fedseal.store.records import TrialRecord
+from fedseal.store.database import Store
 from fedseal.core.errors import StorageError
 
 def record(key, size):

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from fedbench.cases import Case, initial_model
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence
-from fedseal.federation.simulation import FederationConfig, Listener, RoundRecord, simulate
+from fedseal.federation.simulation import FederationConfig, RoundRecord, RoundWatcher, simulate
 from fedseal.federation.simulation.loop import Prepared
 
 
-class _Stopwatch(Listener):
+class _Stopwatch(RoundWatcher):
     """Reads a clock at the end of every round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

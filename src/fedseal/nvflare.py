@@ -31,7 +31,7 @@ from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.observation import Update
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.sealing import needs_training, refuse_joint, seal_update, travelling
+from fedseal.federation.posthoc import needs_training, refuse_joint, seal_update, travelling
 
 COST = "fedseal_cost"
 """Key of the cost in the DXO's meta data."""

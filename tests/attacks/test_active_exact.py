@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedseal.attacks.active.bins import bin_edges, expected_alone
 from fedseal.attacks.active.loki import client_blocks
 from fedseal.attacks.active.trap_weights import caught
-from fedseal.attacks.rows import pick_images
+from fedseal.attacks.row_quotients import pick_images
 from fedseal.audit.exchange import Exchange
 from fedseal.core.attack import ATTACKS, Attack, Budget
 from fedseal.core.batch import IDENTITY, Batch, Normalisation

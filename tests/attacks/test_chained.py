@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedseal.attacks.chains.maps import linear_map
-from fedseal.attacks.chains.stages import read_chain
 from fedseal.attacks.matching.chained import Chained, chained
 from fedseal.attacks.matching.derivatives import Exact, choose_derivatives
 from fedseal.attacks.matching.engine import MatchingAttack
@@ -18,6 +16,8 @@ from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.attack import ATTACKS
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, Update
+from fedseal.models.chains.maps import linear_map
+from fedseal.models.chains.stages import read_chain
 
 SHAPE = (3, 13, 10)
 

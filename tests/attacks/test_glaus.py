@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from fedseal.attacks.glaus import Draws, Glaus, count_draws, estimate_gradient
+from fedseal.attacks.active.glaus import Draws, Glaus, count_draws, estimate_gradient
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
 from fedseal.core.attack import Budget

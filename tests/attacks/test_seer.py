@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedseal.attacks.seer.attack import SeerAttack, summed_gradient
-from fedseal.attacks.seer.attacker import attacker_file, checkpoint_file
-from fedseal.attacks.seer.batches import Auxiliary, Drawn
-from fedseal.attacks.seer.library import find_attacker, trained_attacker
-from fedseal.attacks.seer.plan import SeerPlan, preset
-from fedseal.attacks.seer.properties import property_scores
-from fedseal.attacks.seer.signals import EntryReader, HeadReader, choose_entries
-from fedseal.attacks.seer.training import Trainee, combinations, train_seer
+from fedseal.attacks.active.seer.attack import SeerAttack, summed_gradient
+from fedseal.attacks.active.seer.attacker import attacker_file, checkpoint_file
+from fedseal.attacks.active.seer.batches import Auxiliary, Drawn
+from fedseal.attacks.active.seer.fitting import Trainee, combinations, train_seer
+from fedseal.attacks.active.seer.library import find_attacker, trained_attacker
+from fedseal.attacks.active.seer.plan import SeerPlan, preset
+from fedseal.attacks.active.seer.properties import property_scores
+from fedseal.attacks.active.seer.signals import EntryReader, HeadReader, choose_entries
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.seer import train_attackers
 from fedseal.audit.setup import build_setup

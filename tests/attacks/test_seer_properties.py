@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedseal.attacks.seer.properties import (
+from fedseal.attacks.active.seer.properties import (
     PROPERTIES,
     SHIFTABLE,
     best_threshold,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedseal.audit.doctor import examine
-from fedseal.audit.findings import Finding
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
+from fedseal.store.findings import Finding
 
 MODELS = """
 import torch

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedseal.audit.findings import Finding
 from fedseal.audit.observer import Observer
 from fedseal.audit.plan import Job
 from fedseal.audit.run import Run
@@ -19,6 +18,7 @@ from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.trials import Outcome
 from fedseal.core.errors import InputError, UsageError
+from fedseal.store.findings import Finding
 
 NETS = """
 import random

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.verdict import RiskLevel, judge, level_of
 from fedseal.core.errors import UsageError
+from fedseal.store.records import TrialRecord
 
 LOW, MEDIUM, HIGH, VERY_HIGH = RiskLevel
 

@@ -11,7 +11,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.simulation import FederationConfig, History, Listener, RoundRecord, simulate
+from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, simulate
 from fedseal.federation.simulation.loop import Prepared
 from fedseal.models.registry import build_model
 
@@ -20,7 +20,7 @@ SPECS = [name for name in DEFENCES.names() if name != "pretrained"]  # whose str
 CONFIG = FederationConfig(rounds=4, local_steps=2, batch_size=4)
 
 
-class Stopping(Listener):
+class Stopping(RoundWatcher):
     def finished(self, record: RoundRecord, rounds: int) -> None:
         if record.round == 1:
             raise KeyboardInterrupt
@@ -31,7 +31,9 @@ def client_data(client: int) -> Prepared:
     return Prepared(Batch(torch.rand(12, *SHAPE, generator=source), torch.arange(12) % 4))
 
 
-def course(spec: str, listener: Listener | None = None, checkpoint: Path | None = None, *, workers: int = 1) -> History:
+def course(
+    spec: str, listener: RoundWatcher | None = None, checkpoint: Path | None = None, *, workers: int = 1
+) -> History:
     model = build_model("lenet-relu", input_shape=SHAPE, num_classes=4, seed=0)
     clients = [client_data(client) for client in range(4)]
     test = client_data(9).data

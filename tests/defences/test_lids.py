@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedseal.attacks.seer.batches import Auxiliary
-from fedseal.attacks.seer.plan import SeerPlan
-from fedseal.attacks.seer.training import Trainee, train_seer
+from fedseal.attacks.active.seer.batches import Auxiliary
+from fedseal.attacks.active.seer.fitting import Trainee, train_seer
+from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.seeds import generator

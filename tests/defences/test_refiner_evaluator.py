@@ -17,14 +17,14 @@ from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.defences.refiner.evaluator import Architecture, EvaluationNetwork
-from fedseal.defences.refiner.structured import structured_images
-from fedseal.defences.refiner.training import (
+from fedseal.defences.refiner.fitting import (
     RATIOS,
     TrainingPlan,
     measure_evaluator,
     mix_with_noise,
     train_evaluator,
 )
+from fedseal.defences.refiner.structured import structured_images
 from fedseal.defences.refiner.weights import (
     SHIPPED,
     load_evaluator,

@@ -31,12 +31,12 @@ from fedseal.core.seeds import generator
 from fedseal.core.tensors import flatten
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round
-from fedseal.federation.sealing import needs_training
+from fedseal.federation.posthoc import needs_training
 from fedseal.federation.update_file import read_updates
 from fedseal.federation.wire import encode
 from fedseal.flower import defend, guard, record, train_round, wrap_model
 from fedseal.flower.records import PAYLOAD, only_arrays, to_tensors
-from fedseal.flower.training import Seal, opened
+from fedseal.flower.rounds import Seal, opened
 from fedseal.metrics.image import psnr
 
 State = dict[str, Tensor]

@@ -26,7 +26,7 @@ from fedseal.federation.checkpoint import load_checkpoint
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients, steps_of_epochs
 from fedseal.federation.server import RunningMean
-from fedseal.federation.simulation import FederationConfig, History, Listener, RoundRecord, Upload, simulate
+from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, SeenUpload, simulate
 from fedseal.federation.simulation.clients import Assignment, OneByOne
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.loop import Prepared
@@ -70,7 +70,7 @@ def run(
     model: nn.Module | None = None,
     clients: list[Prepared] | None = None,
     defence: Defence | str | None = None,
-    listener: Listener | None = None,
+    listener: RoundWatcher | None = None,
     checkpoint: Path | None = None,
     workers: int | None = None,
     **config: Any,
@@ -305,13 +305,13 @@ def test_every_client_keeps_a_defence_of_its_own_over_the_rounds_it_misses() -> 
 
 
 def test_what_a_defence_prepares_is_what_clients_train_on() -> None:
-    class Watching(Listener):
+    class Watching(RoundWatcher):
         seen: tuple[Tensor, ...] = ()
 
         def inspects(self, round_number: int) -> bool:
             return round_number == 1
 
-        def uploaded(self, model: nn.Module, upload: Upload) -> None:
+        def uploaded(self, model: nn.Module, upload: SeenUpload) -> None:
             self.seen += (upload.batches[0].images,)
 
     watching = Watching()
@@ -397,15 +397,15 @@ def test_bytes_are_those_of_the_coded_uploads_and_of_the_model() -> None:
 
 
 def test_a_listener_sees_the_uploads_of_the_rounds_it_inspects_and_the_model_they_belong_to() -> None:
-    class Attacking(Listener):
+    class Attacking(RoundWatcher):
         def __init__(self) -> None:
-            self.uploads: list[Upload] = []
+            self.uploads: list[SeenUpload] = []
             self.records: list[RoundRecord] = []
 
         def inspects(self, round_number: int) -> bool:
             return round_number == 1
 
-        def uploaded(self, model: nn.Module, upload: Upload) -> None:
+        def uploaded(self, model: nn.Module, upload: SeenUpload) -> None:
             self.uploads.append(upload)
             loss = F.cross_entropy(model(upload.batches[0].images), upload.batches[0].labels)
             values = torch.autograd.grad(loss, list(model.parameters()))
@@ -423,13 +423,13 @@ def test_a_listener_sees_the_uploads_of_the_rounds_it_inspects_and_the_model_the
 
 
 def test_a_listener_sees_only_what_the_server_can_read() -> None:
-    class Reading(Listener):
+    class Reading(RoundWatcher):
         hidden = 0
 
         def inspects(self, round_number: int) -> bool:
             return True
 
-        def uploaded(self, model: nn.Module, upload: Upload) -> None:
+        def uploaded(self, model: nn.Module, upload: SeenUpload) -> None:
             self.hidden += sum(int(((t == 0) & torch.signbit(t)).sum()) for t in upload.update.tensors.values())
 
     reading = Reading()
@@ -441,7 +441,7 @@ def test_a_listener_sees_only_what_the_server_can_read() -> None:
 # Checkpoints
 
 
-class Interrupting(Listener):
+class Interrupting(RoundWatcher):
     def __init__(self, at: int) -> None:
         self.at = at
 

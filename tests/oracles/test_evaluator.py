@@ -16,7 +16,7 @@ from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset
 from fedseal.data.registry import DATASETS
 from fedseal.defences.refiner.evaluator import EvaluationNetwork
-from fedseal.defences.refiner.training import RATIOS, Measured, measure_evaluator, mix_with_noise
+from fedseal.defences.refiner.fitting import RATIOS, Measured, measure_evaluator, mix_with_noise
 from fedseal.defences.refiner.weights import shipped_evaluator
 from fedseal.metrics.image import psnr
 

@@ -19,11 +19,11 @@ from skimage.data import lfw_subset
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cosine_similarity, interpolate
 
-from fedseal.audit.findings import Finding
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import ClientConfig, Scenario
 from fedseal.metrics.image import mse, psnr
+from fedseal.store.findings import Finding
+from fedseal.store.records import TrialRecord
 
 DEFENCES = ("none", "topk:ratio=0.8", "gaussian:sigma=0.01+topk:ratio=0.95")
 ATTACKS = ("ig", "fedleak")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.run import Run
 from fedseal.report.html import LEAD_PAIRS, ROW_PAIRS, render_html
 from fedseal.report.png import encode_png
+from fedseal.store.records import TrialRecord
 
 SECTIONS = [
     "verdict",

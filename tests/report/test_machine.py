@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedseal.audit.findings import Finding
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import RiskLevel
 from fedseal.report.machine import SCHEMA_VERSION, render_json
+from fedseal.store.findings import Finding
+from fedseal.store.records import TrialRecord
 
 TOP = {
     "schema", "schema_version", "fedseal", "command", "complete", "trials", "verdict", "cells", "scenarios", "findings",

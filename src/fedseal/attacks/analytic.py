@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from fedseal.attacks.labels import infer_labels
-from fedseal.attacks.rows import pick_images
-from fedseal.attacks.server_view import (
+from fedseal.attacks.reading import (
     attack_model,
     attack_parameters,
     estimated_gradient,
     image_count,
     input_normalisation,
 )
+from fedseal.attacks.row_quotients import pick_images
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation

@@ -17,7 +17,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.lbfgs import LBFGS
-from fedseal.audit.findings import Finding
 from fedseal.audit.setup import Setup, Target
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import Defence
@@ -26,6 +25,7 @@ from fedseal.core.tensors import flatten
 from fedseal.federation.client import set_mode
 from fedseal.federation.loss import cross_entropy_loss
 from fedseal.models.structure import output_layer
+from fedseal.store.findings import Finding
 
 _VANISHING = 1e-7
 

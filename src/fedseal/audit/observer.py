@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedseal.audit.findings import Finding
 from fedseal.audit.plan import Job
 from fedseal.audit.trials import Outcome
+from fedseal.store.findings import Finding
 
 
 class Observer:

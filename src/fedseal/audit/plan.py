@@ -10,7 +10,6 @@ import torch
 
 from fedseal._version import VERSION
 from fedseal.attacks.labels import LABEL_RULES
-from fedseal.audit.fingerprint import file_hashes
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
@@ -18,6 +17,7 @@ from fedseal.core.errors import UsageError
 from fedseal.core.hashing import hash_json
 from fedseal.core.registry import near_matches
 from fedseal.defences.pipeline import build_defence
+from fedseal.store.identity import file_hashes
 
 GROUP = 16
 """Targets attacked as one vectorised batch. Part of every key, as the batch's shape decides the last bits."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedseal.audit.findings import Finding
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict, judge
+from fedseal.store.findings import Finding
+from fedseal.store.records import TrialRecord
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,19 @@ import torch
 
 from fedseal._version import VERSION
 from fedseal.audit.doctor import examine
-from fedseal.audit.findings import Finding
 from fedseal.audit.observer import Observer
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
-from fedseal.audit.store import Store
 from fedseal.audit.trials import Outcome, TrialRunner
 from fedseal.core.errors import InputError, UsageError
 from fedseal.engines.events import Event, Finished, Progressed, Report, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
+from fedseal.store.database import Store
+from fedseal.store.findings import Finding
 
 
 def run_audit(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedseal.audit.config_file import PlainName, Texts, read_config, validate_config
+from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.core.knowledge import BNMode
 
 

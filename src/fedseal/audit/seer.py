@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedseal.attacks.seer.attack import SeerAttack, SeerMemory
-from fedseal.attacks.seer.attacker import SeerAttacker
+from fedseal.attacks.active.seer.attack import SeerAttack, SeerMemory
+from fedseal.attacks.active.seer.attacker import SeerAttacker
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.attack import ATTACKS

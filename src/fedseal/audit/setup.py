@@ -15,6 +15,7 @@ from fedseal.audit.scenario import Scenario
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import CostReport, Defence, RoundShape
+from fedseal.core.devices import find_device
 from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
@@ -191,14 +192,3 @@ def _images_per_target(scenario: Scenario) -> int:
     client = scenario.client
     plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
     return max(build_defence(name).reshape(plain).images for name in (*scenario.defences, "none"))
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device of that name, or refuse one that does not work here."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"device {name!r} cannot be used: {reason}.", hint="Use --device cpu.") from error
-    return device

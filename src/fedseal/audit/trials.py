@@ -12,7 +12,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedseal.audit.plan import Job
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.setup import Setup, Target, make_aware
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Batch
@@ -24,6 +23,7 @@ from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips
 from fedseal.metrics.score import score
+from fedseal.store.records import TrialRecord
 
 
 class Progress(Protocol):

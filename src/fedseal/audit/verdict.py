@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from statistics import fmean
 
-from fedseal.audit.records import TrialRecord
 from fedseal.core.errors import UsageError
 from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.store.records import TrialRecord
 
 
 class RiskLevel(IntEnum):

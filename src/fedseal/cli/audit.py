@@ -65,7 +65,7 @@ def audit(
         "client.batch_size": batch_size,
     }
     paths: list[Path | None] = [*scenario] if scenario else [None]
-    chosen = [overridden(path, "quick", load_scenario, validate_scenario, overrides) for path in paths]
+    chosen = [overridden(path, "fedseal.audit", load_scenario, validate_scenario, overrides) for path in paths]
     look_here_for_models()
     try:
         with TerminalProgress(Console(stderr=True)) as progress:

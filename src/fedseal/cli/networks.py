@@ -31,8 +31,8 @@ def train_evaluator_command(
     from rich.progress import Progress
 
     from fedseal.defences.refiner.evaluator import parse_architecture
+    from fedseal.defences.refiner.fitting import TrainingPlan
     from fedseal.defences.refiner.production import produce_evaluator
-    from fedseal.defences.refiner.training import TrainingPlan
 
     plan = TrainingPlan(parse_architecture(architecture), steps, batch_size, lr, structured, seed)
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -66,7 +66,7 @@ def train_seer_command(
     from fedseal.audit.scenario import load_scenario, validate_scenario
     from fedseal.audit.seer import train_attackers
 
-    chosen = overridden(scenario, "quick", load_scenario, validate_scenario, {"attacks": attack})
+    chosen = overridden(scenario, "fedseal.audit", load_scenario, validate_scenario, {"attacks": attack})
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("training", total=None)
         done = train_attackers(

@@ -33,7 +33,7 @@ def look_here_for_models() -> None:
 
 def overridden(
     path: Path | None,
-    preset: str,
+    package: str,
     load: Callable[[Path], Config],
     validate: Callable[..., Config],
     overrides: dict[str, Any],
@@ -42,7 +42,7 @@ def overridden(
 
     Args:
         path: the file, if one was given.
-        preset: name of the preset in `fedseal.audit.presets`.
+        package: whose preset, `presets/quick.yaml`, is used without a file.
         load: reads a file.
         validate: checks plain values.
         overrides: what was given; None is left out, `a.b` reaches into a part of the scenario.
@@ -50,7 +50,7 @@ def overridden(
     from importlib.resources import as_file, files
 
     if path is None:
-        with as_file(files("fedseal.audit") / "presets" / f"{preset}.yaml") as shipped:
+        with as_file(files(package) / "presets" / "quick.yaml") as shipped:
             chosen = load(shipped)
     else:
         chosen = load(path)

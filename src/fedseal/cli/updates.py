@@ -57,11 +57,11 @@ def audit_update_command(
     """
     from rich.console import Console
 
-    from fedseal.audit.update_audit import audit_update
-    from fedseal.audit.update_case import UpdateSource, build_case
     from fedseal.audit.verdict import RiskLevel
     from fedseal.metrics.lpips import load_lpips
     from fedseal.report.update import render_update_terminal, write_update_reports
+    from fedseal.updates.audit import audit_update
+    from fedseal.updates.case import UpdateSource, build_case
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
     if limit is not None and not original:

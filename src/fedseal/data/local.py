@@ -18,6 +18,7 @@ from fedseal.data.digits import DIGIT_NAMES, MNIST_STATISTICS
 from fedseal.data.npz import LabelledArrays, Split, as_dataset, read_npz
 from fedseal.data.places import DATA_VARIABLE, find_file, search_places
 from fedseal.data.registry import DATASETS
+from fedseal.data.resize import at_size
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -77,9 +78,9 @@ SVHN = LocalSet(
         paper="Krizhevsky, tech. report 2009",
     ),
 )
-def cifar10(split: Split = "train", data_root: Path | None = None) -> ImageDataset:
+def cifar10(split: Split = "train", size: int | None = None, data_root: Path | None = None) -> ImageDataset:
     """Return CIFAR-10's training or test part, images [N, 3, 32, 32]; `load` says where from."""
-    return load(CIFAR10, split, data_root)
+    return load(CIFAR10, split, data_root, size)
 
 
 @DATASETS.register(
@@ -89,9 +90,9 @@ def cifar10(split: Split = "train", data_root: Path | None = None) -> ImageDatas
         paper="Krizhevsky, tech. report 2009",
     ),
 )
-def cifar100(split: Split = "train", data_root: Path | None = None) -> ImageDataset:
+def cifar100(split: Split = "train", size: int | None = None, data_root: Path | None = None) -> ImageDataset:
     """Return CIFAR-100's training or test part, images [N, 3, 32, 32]; `load` says where from."""
-    return load(CIFAR100, split, data_root)
+    return load(CIFAR100, split, data_root, size)
 
 
 @DATASETS.register(
@@ -101,9 +102,9 @@ def cifar100(split: Split = "train", data_root: Path | None = None) -> ImageData
         paper="LeCun et al., Proc. IEEE 1998",
     ),
 )
-def mnist(split: Split = "train", data_root: Path | None = None) -> ImageDataset:
+def mnist(split: Split = "train", size: int | None = None, data_root: Path | None = None) -> ImageDataset:
     """Return MNIST's training or test part, images [N, 1, 28, 28]; `load` says where from."""
-    return load(MNIST, split, data_root)
+    return load(MNIST, split, data_root, size)
 
 
 @DATASETS.register(
@@ -113,15 +114,16 @@ def mnist(split: Split = "train", data_root: Path | None = None) -> ImageDataset
         paper="Netzer et al., NIPS workshop 2011",
     ),
 )
-def svhn(split: Split = "train", data_root: Path | None = None) -> ImageDataset:
+def svhn(split: Split = "train", size: int | None = None, data_root: Path | None = None) -> ImageDataset:
     """Return SVHN's training or test part, images [N, 3, 32, 32]; `load` says where from."""
-    return load(SVHN, split, data_root)
+    return load(SVHN, split, data_root, size)
 
 
-def load(known: LocalSet, split: Split, data_root: Path | None) -> ImageDataset:
+def load(known: LocalSet, split: Split, data_root: Path | None, size: int | None = None) -> ImageDataset:
     """Return a split of a set from the first place that has its file: `data_root`, FEDSEAL_DATA, the cache.
 
-    The tensors are shared between calls: do not change them in place.
+    The tensors are shared between calls: do not change them in place. With a `size`, pixels are averaged in blocks
+    (`resize.at_size`).
     """
     path = find_file(known.files(split), data_root)
     if path is None:
@@ -133,7 +135,7 @@ def load(known: LocalSet, split: Split, data_root: Path | None) -> ImageDataset:
             f"{path} holds images {list(arrays.images.shape[1:])}, not {known.name}'s {list(known.shape)}.",
             hint=f"Read a set of your own with npz:{path}.",
         )
-    return as_dataset(known.name, arrays, known.normalisation)
+    return at_size(as_dataset(known.name, arrays, known.normalisation), size)
 
 
 @lru_cache(maxsize=8)

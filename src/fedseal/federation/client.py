@@ -144,7 +144,7 @@ def plain_update(
 
 
 @dataclass(frozen=True)
-class Trained:
+class LocalTraining:
     """What local training left behind, before anything of it is checked or coded.
 
     Attributes:
@@ -174,7 +174,7 @@ def train(
     workspace: nn.Module | None = None,
     statistics: bool = True,
     draws: bool = True,
-) -> Trained:
+) -> LocalTraining:
     """Train a copy of `model`, one batch per local step, and return the update.
 
     Arguments as for `client_round`, and what spares work where many clients train:
@@ -211,7 +211,7 @@ def train(
         before = dict(model.named_parameters())
         gradient = {name: parameters[name].detach() - before[name].detach() for name in gradient}
     update = Update(clock(defence.on_update, gradient, context), config.kind)
-    return Trained(update, tuple(fed), recorded, dict(local.named_buffers()), clock.seconds)
+    return LocalTraining(update, tuple(fed), recorded, dict(local.named_buffers()), clock.seconds)
 
 
 def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:

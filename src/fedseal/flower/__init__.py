@@ -16,15 +16,15 @@ except ImportError as error:
 
 from fedseal.flower.defend import defend
 from fedseal.flower.detect import detect
-from fedseal.flower.guard import Dropped, GuardedStrategy, guard
+from fedseal.flower.guard import DroppedReply, GuardedStrategy, guard
 from fedseal.flower.record import Recorder, record
-from fedseal.flower.training import Trained, train_round, wrap_model
+from fedseal.flower.rounds import TrainedRound, train_round, wrap_model
 
 __all__ = [
-    "Dropped",
+    "DroppedReply",
     "GuardedStrategy",
     "Recorder",
-    "Trained",
+    "TrainedRound",
     "defend",
     "detect",
     "guard",

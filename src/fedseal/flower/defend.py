@@ -22,7 +22,7 @@ from fedseal.core.observation import Update
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors, check_like
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.sealing import refuse_joint, seal_update, travelling
+from fedseal.federation.posthoc import refuse_joint, seal_update, travelling
 from fedseal.federation.update_file import check_update
 from fedseal.federation.wire import encode
 from fedseal.flower.records import (
@@ -35,7 +35,7 @@ from fedseal.flower.records import (
     to_record,
     to_tensors,
 )
-from fedseal.flower.training import Seal, opened
+from fedseal.flower.rounds import Seal, opened
 
 STATE = "fedseal.state"
 PROGRESS = "fedseal.progress"

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("fedseal.flower")
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedReply:
     """A reply that was left out.
 
     Attributes:
@@ -57,7 +57,7 @@ class GuardedStrategy(Strategy):
 
     def __init__(self, inner: Strategy, recorder: Recorder | None, defence: Defence) -> None:
         self.inner = inner
-        self.dropped: list[Dropped] = []
+        self.dropped: list[DroppedReply] = []
         self._recorder = recorder
         self._defence = defence
         self._history = UpdateHistory()
@@ -165,7 +165,7 @@ class GuardedStrategy(Strategy):
         return kept
 
     def _drop(self, server_round: int, client: int, reason: str) -> None:
-        self.dropped.append(Dropped(server_round, client, reason))
+        self.dropped.append(DroppedReply(server_round, client, reason))
         _LOG.warning("round %d: client %d is dropped for this round: %s", server_round, client, reason)
 
     def _open(self, server_round: int, reply: Message, upload: Upload) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedseal.core.errors import InputError
 from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.tensors import Tensors, check_finite, check_like
-from fedseal.federation.sealing import travelling
+from fedseal.federation.posthoc import travelling
 from fedseal.federation.update_file import check_update
 from fedseal.federation.wire import decode
 

@@ -24,7 +24,7 @@ RECOVERED_DB = 19.0
 TOP_SHARE = 1 / math.e
 """Share of batches that PSNR-Top averages."""
 
-Judge: TypeAlias = Callable[[Tensor], Tensor]
+ClassJudge: TypeAlias = Callable[[Tensor], Tensor]
 """Maps images [N, C, H, W] in [0, 1] to scores of classes [N, classes]; any classifier can be one."""
 
 
@@ -75,7 +75,7 @@ def top_count(batches: int) -> int:
 
 
 @torch.no_grad()
-def label_recognition(judge: Judge, images: Tensor, labels: Tensor) -> list[float]:
+def label_recognition(judge: ClassJudge, images: Tensor, labels: Tensor) -> list[float]:
     """Return 1 for each image [N, C, H, W] to which the judge gives its label [N], else 0; their mean is RLA."""
     if len(images) != len(labels):
         raise InputError(f"{len(images)} images cannot be judged against {len(labels)} labels.")

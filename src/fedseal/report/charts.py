@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.verdict import THRESHOLDS_DB, Cell, RiskLevel, Row
 from fedseal.metrics.baselines import BASELINE_WORDS
 from fedseal.report.matrix import Matrix, Square
+from fedseal.store.records import TrialRecord
 
 AXIS_TOP_DB = 40.0
 """Scores above are drawn at the edge: there is nothing left to tell apart."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedseal.audit.records import TrialRecord
 from fedseal.report.matrix import Matrix
 from fedseal.report.words import duration, number, percentage, significant, size
+from fedseal.store.records import TrialRecord
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedseal.audit.training_run import TrainingRun, Utility
+from fedseal.training.run import TrainingRun, Utility
 
 WIDTH, HEIGHT = 720.0, 260.0
 HUES = 8

@@ -13,7 +13,6 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedseal._version import VERSION
-from fedseal.audit.findings import Finding
 from fedseal.audit.run import Run
 from fedseal.audit.verdict import Row, Verdict
 from fedseal.report import words
@@ -23,6 +22,7 @@ from fedseal.report.costs import CostTable, cost_table
 from fedseal.report.gallery import Gallery, build_gallery
 from fedseal.report.ledger import Capability, merge_ledgers
 from fedseal.report.matrix import Matrix, Square, matrices, mildest_cell, worst_cell
+from fedseal.store.findings import Finding
 
 LEAD_PAIRS = 8
 """Pairs shown of the worst cell."""

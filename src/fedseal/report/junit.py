@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.run import Run
 from fedseal.audit.verdict import Cell, RiskLevel
 from fedseal.report.commands import cell_command
 from fedseal.report.matrix import matrices
 from fedseal.report.words import attacker, number, plural, printable, span
+from fedseal.store.records import TrialRecord
 
 _OUTCOMES = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 

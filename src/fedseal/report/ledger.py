@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedseal.audit.records import TrialRecord
+from fedseal.store.records import TrialRecord
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedseal.audit.records import TrialRecord
 from fedseal.audit.verdict import Cell, RiskLevel, Row, Verdict
+from fedseal.store.records import TrialRecord
 
 
 @dataclass(frozen=True)

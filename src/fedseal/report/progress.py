@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID, TaskProgressColumn
 
-from fedseal.audit.findings import Finding
 from fedseal.audit.observer import Observer
 from fedseal.audit.plan import Job
 from fedseal.audit.trials import Outcome
 from fedseal.report.bars import Bars
+from fedseal.store.findings import Finding
 
 _STYLES = {"problem": "red", "warning": "yellow", "note": "dim"}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import yaml
 
 from fedseal._version import VERSION
-from fedseal.audit.tradeoff import KEPT_UTILITY, Point, Tradeoff
 from fedseal.core.files import write_atomically
 from fedseal.metrics.intervals import Interval
 from fedseal.report import words
 from fedseal.report.html import template_environment
 from fedseal.report.tradeoff_chart import HEIGHT, WIDTH, TradeoffChart, hue_degrees, tradeoff_chart
 from fedseal.report.tradeoff_png import tradeoff_png
+from fedseal.tradeoff.curves import KEPT_UTILITY, Point, Tradeoff
 
 
 def write_tradeoff_reports(tradeoff: Tradeoff, directory: Path) -> dict[str, Path]:

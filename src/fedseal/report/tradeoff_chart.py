@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedseal.audit.tradeoff import Point, Tradeoff
 from fedseal.metrics.intervals import Interval
 from fedseal.report.curves import HUES
+from fedseal.tradeoff.curves import Point, Tradeoff
 
 WIDTH, HEIGHT = 720.0, 380.0
 

@@ -7,11 +7,11 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TaskID
 from rich.table import Table
 
-from fedseal.audit.training import TrainingObserver
-from fedseal.audit.training_run import Training, TrainingRun
 from fedseal.federation.simulation import RoundRecord
 from fedseal.report import words
 from fedseal.report.bars import Bars
+from fedseal.training.run import Training, TrainingRun
+from fedseal.training.runner import TrainingObserver
 
 
 class TrainingProgress(Bars, TrainingObserver):

@@ -16,13 +16,13 @@ from rich.text import Text
 from torch import Tensor
 
 from fedseal._version import VERSION
-from fedseal.audit.update_audit import AGREE_DB, EXPLAINED, Attempt, UpdateAudit
 from fedseal.core.files import write_atomically
 from fedseal.report.charts import baseline_name
 from fedseal.report.html import template_environment
 from fedseal.report.png import data_uri, encode_png
 from fedseal.report.terminal import STYLES
 from fedseal.report.words import decibel, number, plural, printable, significant
+from fedseal.updates.audit import AGREE_DB, EXPLAINED, Attempt, UpdateAudit
 
 SCHEMA = "fedseal/update-report"
 SCHEMA_VERSION = 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedseal.audit.training_run import TrainingRun, Utility
 from fedseal.metrics.intervals import Interval
 from fedseal.report import words
+from fedseal.training.run import TrainingRun, Utility
 
 _MOST_POINTS = 11
 _HEAD = (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedseal.attacks.active.isolation import Isolated, IsolatingAttack
 from fedseal.attacks.active.server import altered, normalisation_of
-from fedseal.attacks.server_view import image_count
+from fedseal.attacks.reading import image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge

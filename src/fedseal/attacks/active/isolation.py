@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.attacks.active.server import ActiveAttack, filled, recall
-from fedseal.attacks.server_view import image_count
+from fedseal.attacks.reading import image_count
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.observation import Observation, Update
 from fedseal.core.reconstruction import Reconstruction

@@ -33,7 +33,7 @@ from fedseal.attacks.active.server import (
     put_in_front,
     recall,
 )
-from fedseal.attacks.server_view import estimated_gradient, image_count
+from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError, InputError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.attacks.labels import LABEL_RULES, LabelGuess, infer_labels
-from fedseal.attacks.server_view import image_count
+from fedseal.attacks.reading import image_count
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.errors import CapabilityError

@@ -30,8 +30,8 @@ from fedseal.attacks.active.server import (
     put_in_front,
     recall,
 )
-from fedseal.attacks.rows import pick_images
-from fedseal.attacks.server_view import attack_parameters, estimated_gradient, image_count
+from fedseal.attacks.reading import attack_parameters, estimated_gradient, image_count
+from fedseal.attacks.row_quotients import pick_images
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge

@@ -23,7 +23,7 @@ from fedseal.attacks.labels.last_layer import LastLayer, last_layer
 from fedseal.attacks.labels.llg import llg
 from fedseal.attacks.labels.probes import Responses, noise_inputs, public_responses, respond
 from fedseal.attacks.labels.signs import idlg, yin
-from fedseal.attacks.server_view import image_count
+from fedseal.attacks.reading import image_count
 from fedseal.core.observation import Observation
 
 _POOR = 0.25

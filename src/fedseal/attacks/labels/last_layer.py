@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.attacks.labels.probes import noise_inputs
-from fedseal.attacks.server_view import attack_model, attack_parameters, estimated_gradient, image_count
+from fedseal.attacks.reading import attack_model, attack_parameters, estimated_gradient, image_count
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
 from fedseal.models.structure import ExecutedLayer, output_layer

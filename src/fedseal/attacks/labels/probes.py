@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.server_view import attack_parameters, input_normalisation
+from fedseal.attacks.reading import attack_parameters, input_normalisation
 from fedseal.core.batch import Batch
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator

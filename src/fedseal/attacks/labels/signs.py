@@ -12,7 +12,7 @@ from torch import Tensor
 from fedseal.attacks.labels.counts import spread
 from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import last_layer
-from fedseal.attacks.server_view import image_count
+from fedseal.attacks.reading import image_count
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
 

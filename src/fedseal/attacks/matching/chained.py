@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedseal.attacks.chains.activations import IDENTITY
-from fedseal.attacks.chains.maps import LinearMap, linear_map
-from fedseal.attacks.chains.stages import Stage, read_chain
 from fedseal.attacks.matching.evaluation import Evaluation
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
+from fedseal.models.chains.activations import IDENTITY
+from fedseal.models.chains.maps import LinearMap, linear_map
+from fedseal.models.chains.stages import Link, read_chain
 
 _LANES_AT_ONCE = 64
 
@@ -59,7 +59,7 @@ class Chained:
         stages: its model, read as a chain in the problem's precision.
     """
 
-    def __init__(self, problem: MatchingProblem, stages: list[Stage]) -> None:
+    def __init__(self, problem: MatchingProblem, stages: list[Link]) -> None:
         self._problem = problem
         self._stages = stages
         self._maps: list[LinearMap] = [linear_map(stage) for stage in stages]

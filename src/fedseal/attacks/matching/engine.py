@@ -21,7 +21,7 @@ from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameteri
 from fedseal.attacks.matching.priors import Priors, Statistics
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem, Unroll
 from fedseal.attacks.matching.solution import Hooks, Optimiser, Solution
-from fedseal.attacks.server_view import (
+from fedseal.attacks.reading import (
     attack_model,
     attack_parameters,
     estimated_gradient,

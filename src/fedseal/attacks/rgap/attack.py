@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedseal.attacks.chains.stages import Stage, read_chain
+from fedseal.attacks.reading import attack_model, estimated_gradient, image_count, input_normalisation
 from fedseal.attacks.rgap.convolution import Inverted, invert_directly, invert_iteratively, is_small
 from fedseal.attacks.rgap.head import HeadSolution, solve_head
-from fedseal.attacks.server_view import attack_model, estimated_gradient, image_count, input_normalisation
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.errors import CapabilityError, InputError, TrialError
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.models.chains.stages import Link, read_chain
 
 _AS_GOOD, _ROUNDING = 10.0, 1e-8
 
@@ -103,7 +103,7 @@ class RecursiveAttack(Attack):
             found.append(self._attack(observation, stages, budget, report))
         return found
 
-    def _attack(self, observation: Observation, stages: list[Stage], budget: Budget, report: Report) -> Reconstruction:
+    def _attack(self, observation: Observation, stages: list[Link], budget: Budget, report: Report) -> Reconstruction:
         started = time.perf_counter()
         gradient = {name: value.double() for name, value in estimated_gradient(observation).items()}
         last = stages[-1]
@@ -130,7 +130,7 @@ class RecursiveAttack(Attack):
         )
 
     def _rebuild(
-        self, stages: list[Stage], gradient: Tensors, head: HeadSolution, iterations: int, report: Report
+        self, stages: list[Link], gradient: Tensors, head: HeadSolution, iterations: int, report: Report
     ) -> Rebuilt:
         features, slope = head.features, head.slope
         undetermined: dict[str, int] = {}
@@ -146,7 +146,7 @@ class RecursiveAttack(Attack):
         return Rebuilt(inputs, _label(head), undetermined, _misfit(stages, inputs, head))
 
     def _invert(
-        self, stage: Stage, slope: Tensor, gradient: Tensor, outputs: Tensor, iterations: int, report: Report
+        self, stage: Link, slope: Tensor, gradient: Tensor, outputs: Tensor, iterations: int, report: Report
     ) -> Inverted:
         if len(stage.output_shape) == 1:
             energy = slope.square().sum().clamp(min=1e-300)
@@ -176,7 +176,7 @@ def _outside(image: Tensor) -> float:
     return float((image - image.clamp(0, 1)).abs().mean())
 
 
-def _misfit(stages: list[Stage], inputs: Tensor, head: HeadSolution) -> float:
+def _misfit(stages: list[Link], inputs: Tensor, head: HeadSolution) -> float:
     """Return how far the features of the rebuilt image are from those the last layer gave away, relatively."""
     features = inputs[None]
     for stage in stages[:-1]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from fedseal.attacks.chains.stages import Stage
+from fedseal.models.chains.stages import Link
 
 _DENSE_PIXELS = 400
 _DENSE_WORK = 350_000_000
@@ -52,7 +52,7 @@ class Inverted:
     undetermined: int
 
 
-def pixel_classes(stage: Stage, slope: Tensor) -> Iterator[PixelClass]:
+def pixel_classes(stage: Link, slope: Tensor) -> Iterator[PixelClass]:
     """Yield the separate systems behind a convolution's weight gradient, for slopes [O, h, w] of the loss."""
     _, height, width = stage.input_shape
     outputs = len(slope)
@@ -82,7 +82,7 @@ def _axis(residue: int, size: int, kernel: int, stride: int, padding: int) -> tu
     return pixels, taps, index.where((index >= 0) & (index < outputs), torch.tensor(outputs))
 
 
-def is_small(stage: Stage) -> bool:
+def is_small(stage: Link) -> bool:
     """Return whether the separate systems of a convolution are cheap to factorise and leave little open."""
     channels, height, width = stage.input_shape
     if height * width > _DENSE_PIXELS * stage.stride[0] * stage.stride[1]:
@@ -99,13 +99,13 @@ def is_small(stage: Stage) -> bool:
     return _is_cheap(stage, channels * open_pixels)
 
 
-def _is_cheap(stage: Stage, unknowns: int) -> bool:
+def _is_cheap(stage: Link, unknowns: int) -> bool:
     """Return whether the weight rows can be solved densely for so many unknowns."""
     return math.prod(stage.output_shape) * unknowns**2 <= _DENSE_WORK
 
 
 def invert_directly(
-    stage: Stage, slope: Tensor, gradient: Tensor, preactivation: Tensor, known: Tensor, cutoff: float
+    stage: Link, slope: Tensor, gradient: Tensor, preactivation: Tensor, known: Tensor, cutoff: float
 ) -> Inverted | None:
     """Solve a small convolution: gradient rows by singular values, what they leave open by weight rows.
 
@@ -157,7 +157,7 @@ def _least_squares(matrix: Tensor, wanted: Tensor, cutoff: float) -> tuple[Tenso
     return careful.solution[:, 0], int(careful.rank)
 
 
-def _weight_rows(stage: Stage, basis: Tensor) -> Tensor:
+def _weight_rows(stage: Link, basis: Tensor) -> Tensor:
     """Return W on each basis image [R, H, W] in each channel, as columns: [O h w, C R]."""
     channels, outputs = stage.input_shape[0], len(stage.weight)
     kernels = stage.weight.transpose(0, 1).reshape(channels * outputs, 1, *stage.weight.shape[2:])
@@ -166,7 +166,7 @@ def _weight_rows(stage: Stage, basis: Tensor) -> Tensor:
     return separate.permute(2, 3, 4, 1, 0).reshape(-1, channels * len(basis))
 
 
-def gradient_system(stage: Stage, slope: Tensor) -> Tensor:
+def gradient_system(stage: Link, slope: Tensor) -> Tensor:
     """Return the matrix [O a b, H W] from one input channel to its weight gradient."""
     _, height, width = stage.input_shape
     outputs, _, rows, columns = stage.weight.shape
@@ -185,7 +185,7 @@ def gradient_system(stage: Stage, slope: Tensor) -> Tensor:
 
 
 def invert_iteratively(
-    stage: Stage,
+    stage: Link,
     slope: Tensor,
     gradient: Tensor,
     preactivation: Tensor,
@@ -212,7 +212,7 @@ def invert_iteratively(
 
 
 def _conjugate_gradients(
-    stage: Stage,
+    stage: Link,
     gradient: Tensor,
     preactivation: Tensor,
     known: Tensor,

@@ -16,8 +16,8 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedseal.attacks.chains.stages import Stage
 from fedseal.core.errors import InputError
+from fedseal.models.chains.stages import Link
 
 _TURN = 1.2784645427610738
 """The margin at which mu / (1 + e^mu) is largest; beyond it the logistic equation has a second root."""
@@ -34,7 +34,7 @@ class HeadSolution:
     slope: Tensor
 
 
-def solve_head(stage: Stage, weight_gradient: Tensor, bias_gradient: Tensor | None) -> list[HeadSolution]:
+def solve_head(stage: Link, weight_gradient: Tensor, bias_gradient: Tensor | None) -> list[HeadSolution]:
     """Return the solutions that agree with the last layer's gradient, most often one."""
     if not bool(weight_gradient.any()):
         raise InputError("the last layer's gradient is zero.", hint="R-GAP has nothing to start from.")
@@ -58,7 +58,7 @@ def logistic_margins(product: float) -> list[float]:
     return [float(brentq(excess, 0.0, _TURN, xtol=1e-15)), float(brentq(excess, _TURN, 700.0, xtol=1e-13))]
 
 
-def _logistic(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
+def _logistic(stage: Link, gradient: Tensor) -> list[HeadSolution]:
     """Solve one logit: <dW, W> = mu dL/dmu, for both signs of the label and every root."""
     solutions = []
     for margin in logistic_margins(float(gradient @ stage.weight[0])):
@@ -68,7 +68,7 @@ def _logistic(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
     return solutions
 
 
-def _softmax(stage: Stage, gradient: Tensor) -> list[HeadSolution]:
+def _softmax(stage: Link, gradient: Tensor) -> list[HeadSolution]:
     """Find the scales s at which dW = (u / s)(s v)^T is consistent with softmax cross-entropy."""
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     found = []

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedseal.attacks.chains.stages import Stage, read_chain
 from fedseal.attacks.rgap.convolution import gradient_system
+from fedseal.models.chains.stages import Link, read_chain
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def rank_analysis(
     return [_rank(stage, y, k, cutoff) for stage, y, k in zip(stages, outputs, slopes, strict=True)]
 
 
-def _passes(stages: list[Stage], input_shape: tuple[int, int, int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+def _passes(stages: list[Link], input_shape: tuple[int, int, int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """Return every stage's output and dL/dz on a random image."""
     source = torch.Generator().manual_seed(seed)
     x = torch.rand(1, *input_shape, dtype=torch.float64, generator=source)
@@ -60,7 +60,7 @@ def _passes(stages: list[Stage], input_shape: tuple[int, int, int], seed: int) -
     return outputs, [slope[0] for slope in torch.autograd.grad(loss, before)]
 
 
-def _rank(stage: Stage, output: Tensor, slope: Tensor, cutoff: float) -> LayerRank:
+def _rank(stage: Link, output: Tensor, slope: Tensor, cutoff: float) -> LayerRank:
     unknowns = int(torch.tensor(stage.input_shape).prod())
     if len(stage.output_shape) == 1:
         return LayerRank(stage.name, unknowns, unknowns if bool(slope.any()) else 0)

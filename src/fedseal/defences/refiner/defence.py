@@ -25,7 +25,7 @@ from fedseal.core.tensors import Tensors
 from fedseal.defences.refiner.adaptive import Adaptive, into_the_ball, noise_prior, on_the_sphere
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
-from fedseal.defences.refiner.privacy import Judge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
+from fedseal.defences.refiner.privacy import PrivacyJudge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
 from fedseal.defences.refiner.projection import project
 from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, blend, refine
 from fedseal.defences.refiner.utility import (
@@ -169,7 +169,7 @@ class Refiner(Defence):
         if not self.rate > 0:
             raise UsageError(f"refiner: lr must be positive, got {self.rate:g}.")
 
-    def _privacy_judge(self) -> Judge:
+    def _privacy_judge(self) -> PrivacyJudge:
         if self.privacy == "noise":
             return self._noise
         return mse_judge if self.privacy == "mse" else lpips_judge()

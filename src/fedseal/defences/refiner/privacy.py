@@ -19,7 +19,7 @@ from fedseal.metrics.lpips import load_lpips, why_no_lpips
 
 PrivacyMetric: TypeAlias = Literal["noise", "mse", "lpips"]
 
-Judge: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+PrivacyJudge: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps refined and private images [B, C, H, W] to a value per image [B], differentiable in the first."""
 
 
@@ -51,7 +51,7 @@ def noise_judge(evaluator: Path | None = None) -> NoiseJudge:
     return NoiseJudge(shipped_evaluator() if evaluator is None else load_evaluator(evaluator))
 
 
-def lpips_judge() -> Judge:
+def lpips_judge() -> PrivacyJudge:
     """Return LPIPS-Alex as a privacy metric."""
     metric = load_lpips()
     if metric is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedseal.data.registry import DATASETS
-from fedseal.defences.refiner.training import (
+from fedseal.defences.refiner.fitting import (
     RATIOS,
     Measured,
     TrainingPlan,

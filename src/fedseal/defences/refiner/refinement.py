@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.defences.refiner.privacy import Judge
+from fedseal.defences.refiner.privacy import PrivacyJudge
 from fedseal.defences.refiner.utility import Judged
 
 Rule: TypeAlias = Literal["normalised", "plain"]
@@ -78,7 +78,7 @@ def blend(images: Tensor, alpha: float, source: torch.Generator) -> Tensor:
 
 
 def refine(
-    start: Tensor, private: Tensor, utility: Callable[[Tensor], Judged], privacy: Judge, descent: Descent
+    start: Tensor, private: Tensor, utility: Callable[[Tensor], Judged], privacy: PrivacyJudge, descent: Descent
 ) -> Refined:
     """Descend from `start` and return x*.
 
@@ -111,7 +111,7 @@ def refine(
     )
 
 
-def _privacy(images: Tensor, private: Tensor, privacy: Judge, beta: float) -> tuple[float, Tensor]:
+def _privacy(images: Tensor, private: Tensor, privacy: PrivacyJudge, beta: float) -> tuple[float, Tensor]:
     if beta == 0:
         return 0.0, torch.zeros_like(images)
     x = images.detach().requires_grad_()

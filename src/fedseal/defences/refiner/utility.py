@@ -97,7 +97,7 @@ class BatchUtility:
         self._norm = flatten(passes.parameters).norm()
 
     def __call__(self, images: Tensor) -> Judged:
-        """Judge images [B, C, H, W]; the slope is B times that of UM, whose share of one image falls with B."""
+        """PrivacyJudge images [B, C, H, W]; the slope is B times that of UM, whose share of one image falls with B."""
         return self._by_double_backward(images) if self._exact else self._by_difference(images)
 
     def _by_double_backward(self, images: Tensor) -> Judged:
@@ -161,7 +161,7 @@ class SampleUtility:
         self._true: Tensor = vmap(gradient, chunk_size=_CHUNK, randomness="same")(images, labels)
 
     def __call__(self, images: Tensor) -> Judged:
-        """Judge images [B, C, H, W], each by itself."""
+        """PrivacyJudge images [B, C, H, W], each by itself."""
         slopes, (values, differences) = self._judge(images, self._labels, self._true)
         return Judged(values.mean().detach(), slopes.detach(), differences.mean(0).norm().detach())
 

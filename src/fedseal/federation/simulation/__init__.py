@@ -7,18 +7,18 @@
 from __future__ import annotations
 
 from fedseal.federation.simulation.config import FederationConfig
-from fedseal.federation.simulation.history import Dropped, History, RoundRecord
-from fedseal.federation.simulation.listener import Listener, Upload
+from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
+from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
 from fedseal.federation.simulation.loop import ClientData, SimulationResult, simulate
 
 __all__ = [
     "ClientData",
-    "Dropped",
+    "DroppedClient",
     "FederationConfig",
     "History",
-    "Listener",
     "RoundRecord",
+    "RoundWatcher",
+    "SeenUpload",
     "SimulationResult",
-    "Upload",
     "simulate",
 ]

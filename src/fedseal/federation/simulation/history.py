@@ -9,7 +9,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Dropped(_Record):
+class DroppedClient(_Record):
     """A client that was sampled and is not part of the round's mean, and why."""
 
     client: str
@@ -32,7 +32,7 @@ class RoundRecord(_Record):
 
     round: int
     clients: tuple[str, ...]
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedClient, ...] = ()
     bytes_up: int
     bytes_down: int
     seconds: float
@@ -88,7 +88,7 @@ class History(_Record):
         return next((record.epsilon for record in reversed(self.rounds) if record.epsilon is not None), None)
 
     @property
-    def dropped(self) -> tuple[tuple[int, Dropped], ...]:
+    def dropped(self) -> tuple[tuple[int, DroppedClient], ...]:
         """Everyone who was dropped, with the round."""
         return tuple((record.round, dropped) for record in self.rounds for dropped in record.dropped)
 

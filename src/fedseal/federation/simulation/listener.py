@@ -13,7 +13,7 @@ from fedseal.federation.simulation.history import RoundRecord
 
 
 @dataclass(frozen=True)
-class Upload:
+class SeenUpload:
     """One client's answer in a round.
 
     Attributes:
@@ -37,14 +37,14 @@ class Upload:
     bn_statistics: BNStatistics = field(default_factory=dict)
 
 
-class Listener:
+class RoundWatcher:
     """Watches a federation; it can change nothing. This one looks away."""
 
     def inspects(self, round_number: int) -> bool:
         """Return whether to be shown the uploads of a round."""
         return False
 
-    def uploaded(self, model: nn.Module, upload: Upload) -> None:
+    def uploaded(self, model: nn.Module, upload: SeenUpload) -> None:
         """Take an upload of an inspected round, and the global model the client was sent, in the clients' mode."""
 
     def finished(self, record: RoundRecord, rounds: int) -> None:

@@ -32,8 +32,8 @@ from fedseal.federation.server import RunningMean, ServerOptimiser
 from fedseal.federation.simulation.clients import Answer, Assignment, OneByOne
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.evaluation import evaluate
-from fedseal.federation.simulation.history import Dropped, History, RoundRecord
-from fedseal.federation.simulation.listener import Listener, Upload
+from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
+from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
 from fedseal.federation.simulation.vectorised import can_vectorise, pays, train_together
 from fedseal.federation.wire import payload_size
 
@@ -81,7 +81,7 @@ def simulate(
     defence: Defence | None = None,
     *,
     normalisation: Normalisation = IDENTITY,
-    listener: Listener | None = None,
+    listener: RoundWatcher | None = None,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     workers: int | None = None,
@@ -105,7 +105,7 @@ def simulate(
     at_once = workers or torch.get_num_threads()
     with one_thread():
         federation = _Federation(config, model, clients, test, defence or Defence(), normalisation, at_once)
-        watcher = listener or Listener()
+        watcher = listener or RoundWatcher()
         if checkpoint is not None and checkpoint.exists():
             federation.restore(load_checkpoint(checkpoint, federation.identity))
         for number in range(len(federation.history.rounds), config.rounds):
@@ -124,7 +124,7 @@ class _Tally:
     buffers: RunningMean = field(default_factory=RunningMean)
     clients: list[str] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[DroppedClient] = field(default_factory=list)
     bytes_up: int = 0
     hook_seconds: float = 0.0
 
@@ -168,13 +168,13 @@ class _Federation:
         accuracy, loss = self._measure(None)
         self.history = History(initial_accuracy=accuracy, initial_loss=loss, vectorised=vectorised)
 
-    def play(self, number: int, listener: Listener) -> RoundRecord:
+    def play(self, number: int, listener: RoundWatcher) -> RoundRecord:
         """Run one round and return its record, which is in the history then."""
         config, start = self._config, time.perf_counter()
         chosen = sample_clients(len(self._clients), self._sampled, config.seed, number)
         silent = [index for index in chosen if drops_out(config.dropout, config.seed, number, index)]
         answering = self._in_turn([index for index in chosen if index not in silent], number)
-        tally = _Tally(dropped=[Dropped(client=name_of(index), reason=SILENT) for index in silent])
+        tally = _Tally(dropped=[DroppedClient(client=name_of(index), reason=SILENT) for index in silent])
         assignments = self._assignments(answering, number)
         for answer in self._train(self.model, assignments, number, statistics=listener.inspects(number)):
             self._spread(answer, answering, number)
@@ -241,11 +241,11 @@ class _Federation:
                 if index != answer.assignment.index:
                     self._defence(index).receive(told, number)
 
-    def _take(self, answer: Answer, number: int, tally: _Tally, listener: Listener) -> None:
+    def _take(self, answer: Answer, number: int, tally: _Tally, listener: RoundWatcher) -> None:
         """Count one client's answer, or name it among the dropped."""
         one, update = answer.assignment, answer.update
         if update is None:
-            tally.dropped.append(Dropped(client=one.name, reason=answer.failure))
+            tally.dropped.append(DroppedClient(client=one.name, reason=answer.failure))
             return
         examples = len(self._clients[one.index])
         weight = float(examples) if self._config.weighting == "examples" else 1.0
@@ -260,7 +260,7 @@ class _Federation:
             seen = Update(self._server_side.server_view(update.tensors), update.kind)
             listener.uploaded(
                 self.model,
-                Upload(number, one.name, seen, one.config, examples, one.batches, answer.fed, answer.bn_statistics),
+                SeenUpload(number, one.name, seen, one.config, examples, one.batches, answer.fed, answer.bn_statistics),
             )
 
     def _download(self, indices: Sequence[int]) -> int:

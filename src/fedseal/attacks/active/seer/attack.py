@@ -1,0 +1,164 @@
+"""`seer`, Hiding in Plain Sight (Garov et al., ICLR 2024; ATTACKS.md 11): read one image out of a batch's gradient.
+
+The server sends the model it trained beforehand, of the clients' own architecture and with ordinary-looking weights,
+and feeds the sum of the samples' gradients to its secret decoder, which returns the one image with a property.
+Threat model: active server with auxiliary data, batch normalisation on batch statistics. Training takes minutes to
+days, so it is done beforehand (`fedseal train-seer`); attackers are found in the cache by what determined them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedseal.attacks.active.seer.attacker import SeerAttacker
+from fedseal.attacks.active.seer.fitting import Progress, Trainee
+from fedseal.attacks.active.seer.library import find_attacker, trained_attacker
+from fedseal.attacks.active.seer.plan import Mode, Preset, SeerPlan, preset
+from fedseal.attacks.active.seer.properties import Property
+from fedseal.attacks.active.server import ReadingAttack, altered, filled, labels_of, normalisation_of, recall
+from fedseal.attacks.reading import estimated_gradient, image_count
+from fedseal.core.attack import ATTACKS, Ask
+from fedseal.core.batch import Batch
+from fedseal.core.errors import CapabilityError
+from fedseal.core.knowledge import Knowledge
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.tensors import Tensors
+from fedseal.defences.lids.construction import Recipe, construct, lids_directory
+
+
+@dataclass(frozen=True)
+class SeerMemory:
+    """What the server remembers of the model it sent: its secret decoder, with everything else it trained."""
+
+    attacker: SeerAttacker
+
+
+@ATTACKS.register(
+    "seer",
+    Info(
+        "train the model together with a secret decoder that reads one image out of a batch",
+        paper="Garov et al., ICLR 2024",
+        threat="active: changes parameters",
+        needs=("batch_size", "auxiliary"),
+    ),
+)
+class SeerAttack(ReadingAttack):
+    """SEER.
+
+    Args:
+        property: which image is isolated.
+        mode: `max` for one client, `thresh` for an aggregate.
+        preset: of the training.
+        steps: of the training; 0 for the preset's.
+        lids: size of LIDS's mini-groups for an attacker trained on such batches; 1 for one that is not.
+        epochs: of that attacker's own autoencoder.
+        train: whether to train an attacker that is not in the cache, instead of refusing.
+        seed: of the training.
+    """
+
+    name = "seer"
+    remembers = SeerMemory
+    needs = frozenset({"batch_size", "auxiliary"})
+
+    def __init__(
+        self,
+        property: Property = "bright",
+        mode: Mode = "max",
+        preset: Preset = "cpu",
+        steps: int = 0,
+        lids: int = 1,
+        epochs: int = 100,
+        train: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._changes: dict[str, Any] = {"property": property, "mode": mode, "lids": lids, "seed": seed}
+        if steps:
+            self._changes["steps"] = steps
+        self._preset: Preset = preset
+        self._epochs = epochs
+        self._train = train
+        self._progress: Progress | None = None
+        if mode == "thresh" or lids > 1:  # a wrong combination is refused before anything runs
+            self.plan(Knowledge((3, 32, 32), 10, batch_size=max(2, lids), clients=1))
+
+    def train_when_missing(self, progress: Progress | None = None) -> None:
+        """Train an attacker that is not in the cache; `progress` hears of the loss."""
+        self._train, self._progress = True, progress
+
+    def plan(self, knowledge: Knowledge) -> SeerPlan:
+        """Return the plan of the attacker these clients need."""
+        size, clients = knowledge.batch_size or 1, knowledge.clients or 1
+        return preset(self._preset, **{**self._changes, "batch_size": size, "clients": clients})
+
+    def trainee(self, model: nn.Module, knowledge: Knowledge) -> Trainee:
+        """Return what an attacker of these clients is trained on."""
+        self.check_knowledge(knowledge)
+        if knowledge.bn_mode == "eval":
+            raise CapabilityError(
+                "SEER compares a sample with its batch, and these clients use running statistics.",
+                hint="Set `client.bn_mode: train-nostats`.",
+            )
+        if (knowledge.local_steps or 1) > 1:
+            raise CapabilityError("SEER reads the gradient of one batch.", hint="Set `client.local_steps: 1`.")
+        public = knowledge.auxiliary
+        assert public is not None
+        data = Batch(public.images.float(), public.labels)
+        plan = self.plan(knowledge)
+        groups = None
+        if plan.lids > 1:
+            recipe = Recipe(plan.lids, 18.0, True, self._epochs, plan.seed)
+            groups = construct(data, recipe, directory=lids_directory()).groups
+        single = model if next(model.parameters()).dtype == torch.float32 else copy.deepcopy(model).float()
+        return Trainee(single, data, knowledge.num_classes, normalisation_of(knowledge), plan, groups)
+
+    def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
+        """Send the model that was trained with the decoder."""
+        trainee = self.trainee(model, knowledge)
+        attacker = trained_attacker(trainee, progress=self._progress) if self._train else find_attacker(trainee)
+        if attacker is None:
+            raise CapabilityError(
+                f"there is no SEER attacker yet for this model, these public images and {trainee.plan.property!r}.",
+                hint="Train it first with `fedseal train-seer`, or set `train=true` and wait.",
+            )
+        like = next(model.parameters())
+        sent = _trained_like(attacker.model, model).to(like.device, like.dtype)
+        words = f"its weights were trained to reveal the {trainee.plan.property!r} image of a batch"
+        return altered(ask([sent]), SeerMemory(attacker), words)
+
+    def read(self, observation: Observation, seed: int) -> Reconstruction:
+        """Decode the observation's gradient."""
+        started = time.perf_counter()
+        attacker = recall(observation, SeerMemory, self.name).attacker
+        image = attacker.decode(summed_gradient(observation))
+        like = next(iter(observation.parameters.values()))
+        guess = labels_of(observation, seed)
+        return Reconstruction(
+            filled(image[None].to(like), image_count(observation), observation.knowledge),
+            guess.labels,
+            0.0,
+            seconds=time.perf_counter() - started,
+            notes=(*guess.notes, "one image was decoded; the rest is a guess without the update"),
+        )
+
+
+def summed_gradient(observation: Observation) -> Tensors:
+    """Return the sum of all samples' gradients, which the decoder was trained on."""
+    gradient = estimated_gradient(observation)
+    clients = observation.knowledge.clients or 1
+    factor = clients if observation.knowledge.loss_reduction == "sum" else image_count(observation)
+    return {name: tensor * factor for name, tensor in gradient.items()}
+
+
+def _trained_like(trained: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the trained model in the mode of the one it replaces, module by module."""
+    for own, like in zip(trained.modules(), model.modules(), strict=True):
+        own.training = like.training
+    return trained

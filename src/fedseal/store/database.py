@@ -1,0 +1,182 @@
+"""The run's memory: SQLite for records, safetensors for images, each written whole or not at all.
+
+Images are written before the record that names them, so a crash leaves at most an unused file. A record is final: a
+finished trial is never run twice. One process writes; a second one is told so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO, TypeVar
+
+from fedseal.core.errors import InputError, StorageError
+from fedseal.core.files import storage_error, write_atomically
+from fedseal.federation.simulation.history import RoundRecord
+from fedseal.store.records import TrialRecord
+
+T = TypeVar("T")
+
+_SCHEMA = 1
+_FILE = "store.sqlite"
+
+
+class Store:
+    """The store of one run directory.
+
+    Args:
+        directory: created if missing.
+        writable: whether to take the writer's lock.
+    """
+
+    def __init__(self, directory: Path, *, writable: bool) -> None:
+        self.directory = directory
+        self._path = directory / _FILE
+        with ExitStack() as opened:  # closes again what was opened if the store turns out to be unusable
+            if writable:
+                opened.enter_context(self._take_lock())
+            elif not self._path.is_file():
+                raise InputError(
+                    f"{directory} holds no fedseal run.", hint="Name the directory given to `fedseal audit --out`."
+                )
+            try:
+                self._db = opened.enter_context(closing(self._connect(writable)))
+                if writable:
+                    self._prepare()
+                self._check_schema(writable)
+            except sqlite3.Error as error:
+                raise self._error(error) from error
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def save(self, records: Iterable[TrialRecord]) -> None:
+        """Add records in one transaction: all of them or none."""
+        rows = [(record.key, record.model_dump_json()) for record in records]
+        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?)", rows))
+
+    def save_images(self, key: str, content: bytes) -> str:
+        """Write a trial's images, a safetensors file, and return its path relative to the directory."""
+        name = f"artefacts/{key[:2]}/{key}.safetensors"
+        write_atomically(self.directory / name, content)
+        return name
+
+    def load(self, keys: Sequence[str]) -> dict[str, TrialRecord]:
+        """Return the records there are for `keys`."""
+        wanted = set(keys)
+        try:
+            rows = self._db.execute("SELECT key, record FROM trials").fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows if key in wanted}
+
+    def save_rounds(self, training: str, rounds: Iterable[RoundRecord]) -> None:
+        """Add rounds of a training in one transaction; one that is there already is replaced."""
+        rows = [(training, record.round, record.model_dump_json()) for record in rounds]
+        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
+
+    def load_rounds(self, training: str) -> tuple[RoundRecord, ...]:
+        """Return the rounds there are of a training, in order."""
+        try:
+            rows = self._db.execute(
+                "SELECT record FROM rounds WHERE training = ? ORDER BY round", (training,)
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return tuple(self._parse(RoundRecord.model_validate_json, text) for (text,) in rows)
+
+    def set_meta(self, values: dict[str, Any]) -> None:
+        """Write named JSON values in one transaction."""
+        rows = [(name, json.dumps(value)) for name, value in values.items()]
+        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows))
+
+    def meta(self) -> dict[str, Any]:
+        """Return all named values."""
+        try:
+            rows = self._db.execute("SELECT name, value FROM meta").fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return {name: self._parse(json.loads, value) for name, value in rows}
+
+    def _parse(self, parse: Callable[[str], T], text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise StorageError(
+                f"{self._path} is damaged: it holds an entry that cannot be read.",
+                hint="Use a new directory with --out.",
+            ) from error
+
+    def _connect(self, writable: bool) -> sqlite3.Connection:
+        """Connect to the file; on a read-only medium as one that nobody changes, as SQLite could keep no log there."""
+        log = self._path.with_name(f"{_FILE}-wal")
+        changeable = writable or os.access(self.directory, os.W_OK) or log.exists()
+        mode = "mode=rwc" if writable else "mode=rw" if changeable else "immutable=1"
+        return sqlite3.connect(f"{self._path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS rounds "
+            "(training TEXT, round INTEGER, record TEXT NOT NULL, PRIMARY KEY (training, round))"
+        )
+
+    def _write(self, action: Any) -> None:
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                action()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _check_schema(self, writable: bool) -> None:
+        found = self.meta().get("schema")
+        if found is None and writable:
+            self.set_meta({"schema": _SCHEMA})
+        elif found != _SCHEMA:
+            raise StorageError(f"{self._path} was written by another version.", hint="Use a new directory with --out.")
+
+    def _take_lock(self) -> TextIO:
+        path = self.directory / ".lock"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            lock = path.open("w")
+        except OSError as error:
+            raise storage_error(path, error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise StorageError(
+                f"another audit is writing to {self.directory}.", hint="Wait for it, or choose another --out."
+            ) from error
+        except OSError as error:
+            lock.close()
+            raise storage_error(path, error) from error
+        return lock
+
+    def _error(self, error: sqlite3.Error) -> StorageError:
+        text = str(error)
+        if "full" in text or "disk I/O" in text:
+            return StorageError(
+                f"no space left to write {self._path}.",
+                hint="Free some space and run the same command again: it resumes.",
+            )
+        if "readonly" in text or "unable to open" in text:
+            return StorageError(f"cannot write {self._path}: {text}.", hint="Choose a writable directory with --out.")
+        return StorageError(f"{self._path} cannot be used: {text}.", hint="Use a new directory with --out.")

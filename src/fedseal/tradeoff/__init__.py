@@ -1,0 +1,1 @@
+"""Strengths of defences swept: accuracy kept against leakage."""

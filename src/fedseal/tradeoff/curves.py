@@ -1,0 +1,195 @@
+"""Privacy against utility: every strength of every defence trained (PMM) and attacked (PSNR), point by point.
+
+Both halves are ordinary runs with stores of their own, `training/` and `audit/` below the directory, so a killed
+trade-off resumes like they do and either half can be reported by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedseal.audit.observer import Observer
+from fedseal.audit.run import Run
+from fedseal.audit.runner import open_run, run_audit
+from fedseal.audit.verdict import Cell, Row, judge
+from fedseal.core.errors import InputError
+from fedseal.core.files import write_atomically
+from fedseal.metrics.intervals import Interval
+from fedseal.tradeoff.scenario import TradeoffScenario
+from fedseal.tradeoff.sweeps import Sweep
+from fedseal.training.run import TrainingRun, Utility, open_training
+from fedseal.training.runner import TrainingObserver, run_training
+
+_SCENARIO_FILE = "tradeoff.json"
+_LEARNT = 1.5
+KEPT_UTILITY = 90.0
+"""PMM a defence must keep to be called usable."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defence at one strength.
+
+    Attributes:
+        defence: its spec.
+        utility: what training under it gave.
+        row: how it fared under attack.
+    """
+
+    defence: str
+    utility: Utility
+    row: Row | None
+
+    @property
+    def pmm(self) -> Interval | None:
+        """Accuracy kept, in per cent of the undefended twin's."""
+        return self.utility.pmm
+
+    def cell(self, *, aware: bool, attack: str | None = None) -> Cell | None:
+        """Return the cell of an attack by one kind of attacker; the worst one over attacks by default.
+
+        Undefended there is nothing to know, so both attackers have the same cells.
+        """
+        cells = () if self.row is None else self.row.cells
+        known = aware and self.defence != "none"
+        mine = [c for c in cells if c.psnr and c.aware == known and attack in (None, c.attack)]
+        return max(mine, key=lambda c: c.psnr.mean if c.psnr else 0.0, default=None)
+
+    @property
+    def worst(self) -> Cell | None:
+        """The cell with the highest PSNR over attacks and attackers."""
+        both = [cell for aware in (False, True) if (cell := self.cell(aware=aware)) is not None]
+        return max(both, key=lambda c: c.psnr.mean if c.psnr else 0.0, default=None)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A sweep with its points, by falling utility."""
+
+    sweep: Sweep
+    points: tuple[Point, ...]
+
+    @property
+    def best(self) -> Point | None:
+        """The point that leaks least in the worst case among those that keep `KEPT_UTILITY`."""
+        usable = [
+            (point.worst.psnr.mean, place, point)
+            for place, point in enumerate(self.points)
+            if point.pmm is not None and point.pmm.mean >= KEPT_UTILITY and point.worst and point.worst.psnr
+        ]
+        return min(usable)[2] if usable else None
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """A trade-off that was measured.
+
+    Attributes:
+        directory: of its two runs.
+        scenario: what was asked for.
+        undefended: the point every curve starts from.
+        curves: one per sweep.
+        training, audit: the runs behind it.
+    """
+
+    directory: Path
+    scenario: TradeoffScenario
+    undefended: Point
+    curves: tuple[Curve, ...]
+    training: TrainingRun
+    audit: Run
+
+    @property
+    def caution(self) -> str:
+        """What makes PMM meaningless here, in a sentence; empty if nothing does."""
+        accuracy, chance = self.undefended.utility.accuracy, self.training.chance
+        if accuracy is None or accuracy.mean >= _LEARNT * chance:
+            return ""
+        return (
+            f"The undefended model has learnt nothing yet ({accuracy.mean:.1%}; always giving the most frequent answer "
+            f"scores {chance:.1%}), so the accuracy kept says nothing: train for more rounds."
+        )
+
+    @property
+    def chance_psnr(self) -> float | None:
+        """Mean PSNR of the best guess that needs no update, on the same targets."""
+        worst = self.undefended.worst
+        return None if worst is None else worst.baseline_psnr
+
+
+def attack_sweeps(
+    scenario: TradeoffScenario,
+    directory: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    command: str = "fedseal tradeoff",
+    observer: Observer | None = None,
+) -> None:
+    """Attack every point that `directory` does not hold yet.
+
+    Args:
+        scenario: what to measure.
+        directory: of both halves; the same scenario there again resumes.
+        data_root: where local data sets lie.
+        device: where attacks run.
+        workers: processes for them.
+        command: what to print as the way to reproduce it.
+        observer: told of progress.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / _SCENARIO_FILE, scenario.model_dump_json(indent=2) + "\n")
+    run_audit(
+        [scenario.audit()],
+        directory / "audit",
+        data_root=data_root,
+        device=device,
+        workers=workers,
+        command=command,
+        observer=observer,
+    )
+
+
+def train_sweeps(
+    scenario: TradeoffScenario,
+    directory: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    command: str = "fedseal tradeoff",
+    observer: TrainingObserver | None = None,
+) -> None:
+    """Train every point that `directory` does not hold yet; arguments as for `attack_sweeps`."""
+    run_training(
+        scenario.training(),
+        directory / "training",
+        data_root=data_root,
+        device=device,
+        workers=workers,
+        command=command,
+        observer=observer,
+    )
+
+
+def open_tradeoff(directory: Path) -> Tradeoff:
+    """Read the trade-off in a directory."""
+    path = directory / _SCENARIO_FILE
+    if not path.is_file():
+        raise InputError(f"{directory} holds no trade-off.", hint="Run `fedseal tradeoff --out` with it first.")
+    scenario = TradeoffScenario.model_validate_json(path.read_text(encoding="utf-8"))
+    training, audit = open_training(directory / "training"), open_run(directory / "audit")
+    utilities = {utility.defence: utility for utility in training.utilities}
+    rows = {row.defence: row for row in judge(audit.records, seed=scenario.seed).rows}
+    points = {spec: Point(spec, utilities[spec], rows.get(spec)) for spec in scenario.specs}
+    curves = tuple(
+        Curve(sweep, tuple(sorted((points[spec] for spec in sweep.defences), key=_by_utility)))
+        for sweep in scenario.sweeps
+    )
+    return Tradeoff(directory, scenario, points["none"], curves, training, audit)
+
+
+def _by_utility(point: Point) -> float:
+    return float("inf") if point.pmm is None else -point.pmm.mean

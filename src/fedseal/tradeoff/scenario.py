@@ -1,0 +1,110 @@
+"""A trade-off scenario: one federation, trained and attacked under sweeps of defences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedseal.audit.scenario import AttackerConfig, ClientConfig, Scenario
+from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
+from fedseal.federation.simulation.config import FederationConfig
+from fedseal.tradeoff.sweeps import Sweep, parse_sweep
+from fedseal.training.scenario import TrainingScenario
+
+
+class TradeoffScenario(BaseModel):
+    """A federation and the sweeps to draw.
+
+    Attributes:
+        name: for reports.
+        data: spec of the data set.
+        images: train on so many images drawn at random; None for all.
+        normalise: whether images are normalised by the data set's statistics, in training and under attack.
+        model: spec of the trained model.
+        attacked_model: spec of the model whose update is attacked; None for the trained one. Fresh networks leak most,
+            and an initialisation that leaks well (`lenet:init=wide-uniform`) may not train.
+        clients, partition, federation: how it is trained.
+        client: how the attacked client computes its update; its batch may be smaller than in training.
+        attacker: what the attacker is given.
+        public_fraction: share of the data that is the attacker's.
+        defences: sweeps (`sweeps`).
+        attacks: specs of attacks.
+        targets: attacked batches per point.
+        iterations: of each attack; None for its own.
+        seed: of the attack and of the first training.
+        seeds: number of trainings per point, with consecutive seeds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: PlainName = "tradeoff"
+    data: str = "digits"
+    images: int | None = Field(None, ge=1)
+    normalise: bool = False
+    model: str = "lenet-relu"
+    attacked_model: str | None = None
+    clients: int = Field(10, ge=1)
+    partition: str = "iid"
+    federation: FederationConfig = FederationConfig()
+    client: ClientConfig = ClientConfig()
+    attacker: AttackerConfig = AttackerConfig()
+    public_fraction: float = Field(0.3, gt=0, lt=1)
+    defences: Texts = Field(("gaussian", "topk"), min_length=1)
+    attacks: Texts = Field(("ig",), min_length=1)
+    targets: int = Field(4, ge=1)
+    iterations: int | None = Field(None, ge=1)
+    seed: int = 0
+    seeds: int = Field(1, ge=1)
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """The curves, `none` left out: it is a point of its own."""
+        return tuple(parse_sweep(text) for text in self.defences if text != "none")
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """Every defence to be trained and attacked, undefended first."""
+        return tuple(dict.fromkeys(("none", *(spec for sweep in self.sweeps for spec in sweep.defences))))
+
+    def training(self) -> TrainingScenario:
+        """Return what is to be trained."""
+        return TrainingScenario(
+            name=self.name,
+            data=self.data,
+            images=self.images,
+            normalise=self.normalise,
+            model=self.model,
+            clients=self.clients,
+            partition=self.partition,
+            federation=self.federation,
+            defences=self.specs,
+            seeds=tuple(range(self.seed, self.seed + self.seeds)),
+        )
+
+    def audit(self) -> Scenario:
+        """Return what is to be attacked."""
+        return Scenario(
+            name=self.name,
+            data=self.data,
+            public_fraction=self.public_fraction,
+            model=self.attacked_model or self.model,
+            client=self.client.model_copy(update={"normalise": self.normalise}),
+            attacker=self.attacker,
+            defences=self.specs,
+            attacks=self.attacks,
+            targets=self.targets,
+            iterations=self.iterations,
+            seed=self.seed,
+        )
+
+
+def load_tradeoff(path: Path) -> TradeoffScenario:
+    """Read a trade-off scenario from a YAML file; errors name file, line and key."""
+    return read_config(path, TradeoffScenario, command="tradeoff")
+
+
+def validate_tradeoff(values: dict[str, Any], *, source: str) -> TradeoffScenario:
+    """Validate plain values into a trade-off scenario; the error names the key."""
+    return validate_config(values, TradeoffScenario, source=source, command="tradeoff")

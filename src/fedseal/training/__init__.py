@@ -1,0 +1,1 @@
+"""Federated training as a command: scenario, run, accuracy kept."""

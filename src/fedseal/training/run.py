@@ -1,0 +1,182 @@
+"""What trainings came to: their curves, and per defence what it costs, read from a run's store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedseal.core.errors import UsageError
+from fedseal.federation.simulation import History
+from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.utility import pmm_over_seeds, reached_target
+from fedseal.store.database import Store
+from fedseal.training.scenario import TrainingScenario
+
+_TARGET_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Training:
+    """One defence trained with one seed.
+
+    Attributes:
+        defence: its spec.
+        seed: of the run.
+        history: as far as it went; None if it was refused before the first round.
+        refused: why it cannot be trained.
+        failed: whether it broke, rather than being ruled out by the set-up.
+    """
+
+    defence: str
+    seed: int
+    history: History | None
+    refused: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Utility:
+    """What a defence costs, over the seeds.
+
+    Attributes:
+        defence: its spec.
+        trainings: one per seed that was trained.
+        refused: why it was not.
+        accuracy: of the last measurement.
+        pmm: against the undefended twins, in per cent.
+        rounds: to the target, over the runs that reach it.
+        reached: how many runs do.
+        bytes_up: per client and round.
+        seconds: per round.
+        epsilon: largest of the seeds, where one is accounted.
+        dropped: uploads refused, dropouts not counted.
+    """
+
+    defence: str
+    trainings: tuple[Training, ...]
+    refused: str = ""
+    accuracy: Interval | None = None
+    pmm: Interval | None = None
+    rounds: Interval | None = None
+    reached: int = 0
+    bytes_up: float | None = None
+    seconds: float | None = None
+    epsilon: float | None = None
+    dropped: int = 0
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """Mean accuracy over the seeds after so many rounds."""
+        curves = [dict(t.history.curve) for t in self.trainings if t.history is not None]
+        shared = [number for number in curves[0] if all(number in curve for curve in curves)] if curves else []
+        return tuple((number, sum(curve[number] for curve in curves) / len(curves)) for number in shared)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """All trainings of a scenario.
+
+    Attributes:
+        directory: where they are.
+        scenario: what was asked for.
+        trainings: per defence and seed, as far as they went.
+        counts: of the first seed's partition: images per client and class.
+        classes: their names.
+        note: on the partition.
+        test_images: size of the test set.
+        chance: accuracy of always giving the most frequent answer.
+        environment: versions and hashes.
+        command: that reproduces it.
+    """
+
+    directory: Path
+    scenario: TrainingScenario
+    trainings: tuple[Training, ...]
+    counts: tuple[tuple[int, ...], ...]
+    classes: tuple[str, ...]
+    note: str
+    test_images: int
+    chance: float
+    environment: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    @cached_property
+    def target(self) -> float | None:
+        """The accuracy whose rounds are counted: the scenario's, or a share of the undefended twins' mean."""
+        if self.scenario.target_accuracy is not None:
+            return self.scenario.target_accuracy
+        plain = self._histories("none")
+        return _TARGET_SHARE * sum(h.accuracy for h in plain.values()) / len(plain) if plain else None
+
+    @cached_property
+    def utilities(self) -> tuple[Utility, ...]:
+        """What each defence costs, in the scenario's order."""
+        return tuple(self._utility(defence) for defence in self.scenario.defences)
+
+    def _histories(self, defence: str) -> dict[int, History]:
+        return {
+            t.seed: t.history
+            for t in self.trainings
+            if t.defence == defence
+            and t.history is not None
+            and len(t.history.rounds) == self.scenario.federation.rounds
+        }
+
+    def _utility(self, defence: str) -> Utility:
+        own, plain = self._histories(defence), self._histories("none")
+        trainings = tuple(t for t in self.trainings if t.defence == defence)
+        if not own:
+            return Utility(defence, trainings, next((t.refused for t in trainings if t.refused), "not trained yet"))
+        pairs = [(own[seed].accuracy, plain[seed].accuracy) for seed in own if seed in plain]
+        answers = sum(len(record.clients) for history in own.values() for record in history.rounds)
+        rounds = sum(len(history.rounds) for history in own.values())
+        reached = reached_target([h.curve for h in own.values()], self.target) if self.target is not None else (None, 0)
+        epsilons = [h.epsilon for h in own.values() if h.epsilon is not None]
+        return Utility(
+            defence,
+            trainings,
+            "",
+            bootstrap_mean([history.accuracy for history in own.values()]),
+            pmm_over_seeds([a for a, _ in pairs], [b for _, b in pairs])
+            if pairs and all(b for _, b in pairs)
+            else None,
+            *reached,
+            sum(history.bytes_up for history in own.values()) / answers if answers else None,
+            sum(history.seconds for history in own.values()) / rounds,
+            max(epsilons, default=None),
+            sum(d.reason != "did not answer" for history in own.values() for _, d in history.dropped),
+        )
+
+
+def open_training(directory: Path) -> TrainingRun:
+    """Read the trainings in a directory."""
+    with Store(directory, writable=False) as store:
+        return load_training_run(store)
+
+
+def load_training_run(store: Store) -> TrainingRun:
+    """Read a training run from its store."""
+    meta = store.meta()
+    if "trainings" not in meta:
+        raise UsageError(f"{store.directory} holds no training.", hint="Run `fedseal train --out` with it first.")
+    trainings = []
+    for defence, seed, key in meta["trainings"]:
+        about: dict[str, Any] = meta.get(f"training/{key}", {"refused": "not finished", "failed": False})
+        if "refused" in about:
+            trainings.append(Training(defence, seed, None, about["refused"], about["failed"]))
+        else:
+            trainings.append(Training(defence, seed, History(**about, rounds=store.load_rounds(key))))
+    return TrainingRun(
+        store.directory,
+        TrainingScenario.model_validate(meta["training_scenario"]),
+        tuple(trainings),
+        tuple(tuple(row) for row in meta["partition"]),
+        tuple(meta["classes"]),
+        meta["partition_note"],
+        meta["test_images"],
+        meta["chance"],
+        meta["environment"],
+        meta["command"],
+    )

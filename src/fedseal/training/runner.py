@@ -1,0 +1,160 @@
+"""Training a federation under each defence: twins of one seed share data, partition, weights, sampling and batches.
+
+Every round is in the store as soon as it ended; a checkpoint beside it lets a killed run go on, and what has ended is
+never trained again. A defence that the set-up does not allow is recorded as refused, and the others go on.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedseal._version import VERSION
+from fedseal.core.errors import CapabilityError, FedsealError, StorageError, UsageError
+from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.defences.pipeline import build_defence
+from fedseal.federation.simulation import RoundRecord, RoundWatcher, simulate
+from fedseal.store.database import Store
+from fedseal.store.identity import file_hashes
+from fedseal.training.run import Training, TrainingRun, load_training_run
+from fedseal.training.scenario import TrainingScenario
+from fedseal.training.setup import Federation, build_federation
+
+
+class TrainingObserver:
+    """Watches trainings, for display; it can change nothing. This one shows nothing."""
+
+    def planned(self, trainings: int, rounds: int) -> None:
+        """Take the number of trainings, and of rounds of each."""
+
+    def started(self, defence: str, seed: int, done: int) -> None:
+        """Take a training that starts, or goes on after so many rounds."""
+
+    def advanced(self, record: RoundRecord) -> None:
+        """Take a round of it."""
+
+    def ended(self, training: Training) -> None:
+        """Take what came of it."""
+
+
+class _Recorder(RoundWatcher):
+    """Puts every round into the store as soon as it ended."""
+
+    def __init__(self, store: Store, key: str, observer: TrainingObserver) -> None:
+        self._store, self._key, self._observer = store, key, observer
+
+    def finished(self, record: RoundRecord, rounds: int) -> None:
+        self._store.save_rounds(self._key, [record])
+        self._observer.advanced(record)
+
+
+def run_training(
+    scenario: TrainingScenario,
+    directory: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    command: str = "fedseal train",
+    observer: TrainingObserver | None = None,
+) -> TrainingRun:
+    """Train a scenario under all its defences and seeds, as far as `directory` does not hold it, and return the run.
+
+    Args:
+        scenario: what to train.
+        directory: store and checkpoints; running the same scenario there again resumes.
+        data_root: where local data sets lie.
+        device: where clients train.
+        workers: clients trained at once, one thread each; no number depends on it.
+        command: what to print as the way to reproduce the run.
+        observer: told of progress.
+    """
+    watcher = observer or TrainingObserver()
+    for defence in scenario.defences:
+        build_defence(defence)  # refuses unknown names and options before anything is loaded
+    with Store(directory, writable=True) as store:
+        watcher.planned(len(scenario.seeds) * len(scenario.defences), scenario.federation.rounds)
+        plan: list[tuple[str, int, str]] = []
+        for place, seed in enumerate(scenario.seeds):
+            federation = build_federation(scenario, seed, data_root=data_root, device=device)
+            if place == 0:
+                store.set_meta(_head(scenario, federation, command, device))
+            base = _base(scenario, federation, device)
+            for defence in scenario.defences:
+                files = file_hashes(defence)
+                key = hash_json({**base, "defence": defence, **({"files": files} if files else {})})
+                plan.append((defence, seed, key))
+                store.set_meta({"trainings": plan})
+                watcher.ended(_train(federation, defence, seed, key, store, watcher, workers))
+        return load_training_run(store)
+
+
+def _train(
+    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: TrainingObserver, workers: int
+) -> Training:
+    """Train one defence, or go on with it; what the set-up does not allow is recorded."""
+    watcher.started(defence, seed, len(store.load_rounds(key)))
+    try:
+        result = simulate(
+            federation.config,
+            federation.model,
+            federation.clients,
+            federation.test,
+            build_defence(defence),
+            normalisation=federation.normalisation,
+            listener=_Recorder(store, key, watcher),
+            checkpoint=store.directory / "checkpoints" / f"{key}.safetensors",
+            workers=workers,
+        )
+    except StorageError:
+        raise
+    except FedsealError as error:
+        failed = not isinstance(error, UsageError | CapabilityError)
+        store.set_meta({f"training/{key}": {"refused": str(error), "failed": failed}})
+        return Training(defence, seed, None, str(error), failed)
+    history = result.history
+    store.save_rounds(key, history.rounds)
+    store.set_meta({f"training/{key}": history.model_dump(mode="json", exclude={"rounds"})})
+    return Training(defence, seed, history)
+
+
+def _base(scenario: TrainingScenario, federation: Federation, device: str) -> dict[str, Any]:
+    """Return what determines a training beside its defence."""
+    places: dict[str, Tensor] = {str(client): part for client, part in enumerate(federation.partition.indices)}
+    return {
+        "federation": federation.config.model_dump(mode="json", exclude={"rounds"}),
+        "normalise": scenario.normalise,
+        "model": hash_tensors(federation.model.state_dict()),
+        "data": hash_tensors({"images": federation.train.images, "labels": federation.train.labels}),
+        "test": hash_tensors({"images": federation.test.images, "labels": federation.test.labels}),
+        "partition": hash_tensors(places),
+        "fedseal": VERSION,
+        "torch": torch.__version__,
+        "device": torch.device(device).type,
+    }
+
+
+def _head(scenario: TrainingScenario, federation: Federation, command: str, device: str) -> dict[str, Any]:
+    return {
+        "training_scenario": scenario.model_dump(mode="json"),
+        "partition": federation.partition.counts.tolist(),
+        "partition_note": federation.partition.note,
+        "classes": list(federation.train.classes),
+        "test_images": len(federation.test),
+        "chance": federation.chance,
+        "command": command,
+        "environment": {
+            "fedseal": VERSION,
+            "Python": sys.version.split()[0],
+            "PyTorch": torch.__version__,
+            "machine": f"{platform.system()} {platform.machine()}",
+            "device": device,
+            "training images": str(len(federation.train)),
+            "data (SHA-256)": hash_tensors({"images": federation.train.images, "labels": federation.train.labels}),
+        },
+    }

@@ -1,0 +1,92 @@
+"""A training scenario made real for one seed: data, partition, clients, test set and model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.devices import find_device
+from fedseal.core.errors import InputError
+from fedseal.core.registry import Spec, parse_spec
+from fedseal.core.seeds import generator
+from fedseal.data.dataset import ImageDataset, split_public
+from fedseal.data.partition import Partition, partition
+from fedseal.data.registry import DATASETS
+from fedseal.federation.simulation import FederationConfig
+from fedseal.models.registry import build_model
+from fedseal.training.scenario import TrainingScenario
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A training scenario made real for one seed.
+
+    Attributes:
+        config: how clients train.
+        model: the initial global model.
+        partition: who holds what.
+        clients: their data.
+        test: what the global model is measured on.
+        train: the data that was dealt.
+        chance: accuracy of always answering the test set's most frequent class.
+        normalisation: between images and model.
+    """
+
+    config: FederationConfig
+    model: nn.Module
+    partition: Partition
+    clients: list[ImageDataset]
+    test: Batch
+    train: ImageDataset
+    chance: float
+    normalisation: Normalisation
+
+
+def build_federation(
+    scenario: TrainingScenario, seed: int, *, data_root: Path | None = None, device: str = "cpu"
+) -> Federation:
+    """Load and split the data, deal it out, and build the model of one seed."""
+    where = find_device(device)
+    train, test = _data(scenario, seed, data_root)
+    if scenario.images is not None:
+        if scenario.images > len(train):
+            raise InputError(
+                f"{scenario.images} images are more than the {len(train)} of {train.name}.", hint="Lower `images`."
+            )
+        train = train.subset(torch.randperm(len(train), generator=generator(seed, "images"))[: scenario.images])
+    dealt = partition(train, scenario.partition, scenario.clients, seed)
+    model = build_model(scenario.model, input_shape=train.shape, num_classes=len(train.classes), seed=seed)
+    counts = torch.bincount(test.labels, minlength=len(train.classes))
+    return Federation(
+        scenario.federation.model_copy(update={"seed": seed}),
+        model.to(where),
+        dealt,
+        dealt.datasets(train),
+        test.batch(),
+        train,
+        float(counts.max() / counts.sum()),
+        train.normalisation if scenario.normalise else IDENTITY,
+    )
+
+
+def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tuple[ImageDataset, ImageDataset]:
+    """Return the training and the test set."""
+    spec = parse_spec(scenario.data)
+    train = DATASETS.build(spec, data_root=data_root)
+    if scenario.test is not None:
+        test = DATASETS.build(scenario.test, data_root=data_root)
+    elif "split" in DATASETS.entry(spec.name).parameters and spec.argument is None and "split" not in spec.options:
+        test = DATASETS.build(Spec(spec.name, {**spec.options, "split": "test"}), data_root=data_root)
+    else:
+        train, test = split_public(train, scenario.test_fraction, seed)
+    if test.shape != train.shape or len(test.classes) != len(train.classes):
+        raise InputError(
+            f"the test set {test.name} has images {list(test.shape)} of {len(test.classes)} classes, {train.name} has "
+            f"{list(train.shape)} of {len(train.classes)}.",
+            hint="Both must be of one kind.",
+        )
+    return train, test

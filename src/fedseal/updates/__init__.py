@@ -1,0 +1,1 @@
+"""The audit of one update a real client sent."""

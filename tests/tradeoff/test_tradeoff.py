@@ -1,0 +1,116 @@
+"""The trade-off: sweeps are read right, both halves are measured and joined, the pictures hold what the table says."""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedseal.core.errors import FedsealError, InputError, UsageError
+from fedseal.federation.simulation.config import FederationConfig
+from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
+from fedseal.report.tradeoff_chart import tradeoff_chart
+from fedseal.tradeoff.curves import Tradeoff, attack_sweeps, open_tradeoff, train_sweeps
+from fedseal.tradeoff.scenario import TradeoffScenario
+from fedseal.tradeoff.sweeps import USUAL, parse_sweep, split_sweeps
+
+
+def test_sweeps_are_read() -> None:
+    assert parse_sweep("topk:ratio=0.5/0.8").defences == ("topk:ratio=0.5", "topk:ratio=0.8")
+    fixed = parse_sweep("topk:feedback=true,ratio=0.5/0.8")
+    assert fixed.defences == ("topk:ratio=0.5,feedback=true", "topk:ratio=0.8,feedback=true")
+    assert fixed.family == "topk:feedback=true"
+    assert parse_sweep("gaussian").defences == tuple(f"gaussian:{strength}" for strength in USUAL["gaussian"])
+    assert parse_sweep("mixup").defences == ("mixup",)
+    assert split_sweeps("dgp:k1=0.05,k2=0.5/0.7,topk, gaussian:sigma=0.1") == [
+        "dgp:k1=0.05,k2=0.5/0.7",
+        "topk",
+        "gaussian:sigma=0.1",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(USUAL))
+def test_the_usual_strengths_can_be_built(name: str) -> None:
+    assert len(parse_sweep(name).defences) > 1
+
+
+def test_what_is_no_sweep_is_refused() -> None:
+    with pytest.raises(UsageError, match="several options"):
+        parse_sweep("dgp:k1=0.05/0.1,k2=0.5/0.7")
+    with pytest.raises(FedsealError, match="topkk"):
+        parse_sweep("topkk:ratio=0.5/0.8")
+    with pytest.raises(UsageError, match="option of no defence"):
+        split_sweeps("topk,ratio=0.5")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Tradeoff:
+    directory = tmp_path_factory.mktemp("tradeoff")
+    scenario = TradeoffScenario(
+        data="digits",
+        model="mlp",
+        clients=4,
+        federation=FederationConfig(algorithm="fedsgd", rounds=4, batch_size=16, evaluate_every=2),
+        defences=("topk:ratio=0.5/0.9", "none", "dp-sgd:sigma=0.1"),
+        attacks=("first-layer", "ig:iterations=5"),
+        targets=2,
+    )
+    attack_sweeps(scenario, directory)
+    train_sweeps(scenario, directory)
+    return open_tradeoff(directory)
+
+
+def test_every_point_has_both_sides(measured: Tradeoff) -> None:
+    assert [curve.sweep.family for curve in measured.curves] == ["topk", "dp-sgd:sigma=0.1"]
+    for point in [measured.undefended, *(p for curve in measured.curves for p in curve.points)]:
+        assert point.pmm is not None
+        for aware in (False, True):
+            cell = point.cell(aware=aware)
+            assert cell is not None
+            assert cell.psnr is not None
+            assert cell.psnr.n == 2
+        single = point.cell(aware=False, attack="ig:iterations=5")
+        assert single is not None
+        assert single.attack == "ig:iterations=5"
+    assert measured.undefended.pmm is not None
+    assert measured.undefended.pmm.mean == 100.0
+    worst = measured.undefended.worst
+    assert worst is not None
+    assert worst.attack == "first-layer"  # exact on a linear first layer
+    assert worst.psnr is not None
+    assert worst.psnr.mean > 40
+
+
+def test_it_resumes_without_running_anything_again(measured: Tradeoff) -> None:
+    before = sorted(path.stat().st_mtime_ns for path in (measured.directory / "audit").rglob("*.safetensors"))
+    attack_sweeps(measured.scenario, measured.directory)
+    train_sweeps(measured.scenario, measured.directory)
+    after = sorted(path.stat().st_mtime_ns for path in (measured.directory / "audit").rglob("*.safetensors"))
+    assert before == after
+
+
+def test_the_pictures_and_the_table_say_the_same(measured: Tradeoff, tmp_path: Path) -> None:
+    paths = write_tradeoff_reports(measured, tmp_path)
+    chart = tradeoff_chart(measured)
+    assert {(line.family, line.aware) for line in chart.lines} == {
+        (curve.sweep.family, aware) for curve in measured.curves for aware in (False, True)
+    }
+    svg = ElementTree.fromstring(paths["svg"].read_text())
+    circles = [node for node in svg.iter() if node.tag.endswith("circle")]
+    assert len(circles) == sum(len(line.dots) for line in chart.lines) + 1
+    html = paths["html"].read_text()
+    assert html.count("<circle") >= len(circles)
+    picture = Image.open(io.BytesIO(paths["png"].read_bytes()))
+    assert picture.size[0] > 1000
+    assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
+    table = render_tradeoff(measured)
+    for spec in measured.scenario.specs:
+        assert f"| `{spec}` |" in table
+
+
+def test_a_directory_without_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no trade-off"):
+        open_tradeoff(tmp_path)

@@ -1,0 +1,236 @@
+"""Training under defences: twins, refusals, resuming, the store, and what the report says of it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedseal.core.errors import InputError, UsageError
+from fedseal.federation.simulation import FederationConfig, RoundRecord
+from fedseal.report.curves import HEIGHT, WIDTH, curve_chart, partition_chart
+from fedseal.report.training_page import render_training_html, write_training_report
+from fedseal.report.utility import render_utility
+from fedseal.store.database import Store
+from fedseal.training.run import Training, TrainingRun, open_training
+from fedseal.training.runner import TrainingObserver, run_training
+from fedseal.training.scenario import TrainingScenario, load_training, validate_training
+from fedseal.training.setup import build_federation
+
+BASE: dict[str, Any] = {
+    "data": "digits",
+    "images": 400,
+    "model": "mlp:width=16",
+    "clients": 4,
+    "federation": {"rounds": 4, "local_steps": 4, "batch_size": 16, "learning_rate": 0.1, "evaluate_every": 2},
+    "defences": ["topk:ratio=0.95", "secagg:clients=9"],
+    "seeds": [0, 1],
+}
+
+
+def scenario_of(**changes: Any) -> TrainingScenario:
+    return validate_training({**BASE, **changes}, source="test")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    return run_training(scenario_of(), tmp_path_factory.mktemp("run"), command="fedseal train <a & b>")
+
+
+def test_every_defence_has_an_undefended_twin_of_each_seed(run: TrainingRun) -> None:
+    assert [(t.defence, t.seed, t.history is not None) for t in run.trainings] == [
+        ("none", 0, True),
+        ("topk:ratio=0.95", 0, True),
+        ("secagg:clients=9", 0, False),
+        ("none", 1, True),
+        ("topk:ratio=0.95", 1, True),
+        ("secagg:clients=9", 1, False),
+    ]
+    plain, pruned, refused = run.utilities
+    assert plain.pmm is not None
+    assert (plain.pmm.mean, plain.pmm.low, plain.pmm.high) == (100, 100, 100)
+    assert pruned.pmm is not None
+    pairs = [[t.history.accuracy for t in run.trainings if t.history and t.seed == seed] for seed in (0, 1)]
+    assert pruned.pmm.mean == pytest.approx(50 * sum(b / a for a, b in pairs))
+    assert pruned.pmm.n == 2
+    assert pruned.bytes_up is not None
+    assert plain.bytes_up is not None
+    assert pruned.bytes_up < 0.2 * plain.bytes_up
+    assert "averages 9 clients, a round has 4" in refused.refused
+    assert not any(t.failed for t in run.trainings)
+    starts = [t.history.initial_loss for t in run.trainings if t.history]
+    assert starts[0] == starts[1] != starts[2] == starts[3]
+
+
+def test_the_target_is_a_share_of_the_undefended_accuracy_unless_it_is_given(run: TrainingRun, tmp_path: Path) -> None:
+    plain = run.utilities[0]
+    assert plain.accuracy is not None
+    assert run.target == pytest.approx(0.9 * plain.accuracy.mean)
+    given = run_training(scenario_of(target_accuracy=0.99, seeds=0, defences="none"), tmp_path)
+    assert given.target == 0.99
+    assert given.utilities[0].rounds is None
+    assert given.utilities[0].reached == 0
+
+
+def test_a_run_is_read_back_as_it_was_and_every_round_is_in_the_store(run: TrainingRun) -> None:
+    again = open_training(run.directory)
+    assert again == run
+    with Store(run.directory, writable=False) as store:
+        key = store.meta()["trainings"][0][2]
+        history = run.trainings[0].history
+        assert history is not None
+        assert store.load_rounds(key) == history.rounds
+
+
+class Watching(TrainingObserver):
+    def __init__(self, stop: int | None = None) -> None:
+        self.rounds: list[int] = []
+        self.done: list[int] = []
+        self.stop = stop
+
+    def started(self, defence: str, seed: int, done: int) -> None:
+        self.done.append(done)
+
+    def advanced(self, record: RoundRecord) -> None:
+        self.rounds.append(record.round)
+        if len(self.rounds) == self.stop:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_and_what_has_ended_is_not_trained_again(run: TrainingRun, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_training(scenario_of(), tmp_path, observer=Watching(stop=6))
+    assert open_training(tmp_path).utilities[1].refused == "not finished"
+    watching = Watching()
+    resumed = run_training(scenario_of(), tmp_path, observer=watching)
+    assert watching.done[:2] == [4, 2]
+    assert len(watching.rounds) == 16 - 6
+    curves = [[t.history.curve for t in each.trainings if t.history] for each in (run, resumed)]
+    assert curves[0] == curves[1]
+    idle = Watching()
+    run_training(scenario_of(), tmp_path, observer=idle)
+    assert idle.rounds == []
+
+
+def test_other_settings_are_other_trainings(tmp_path: Path) -> None:
+    first = run_training(scenario_of(seeds=0, defences="none"), tmp_path)
+    second = run_training(scenario_of(seeds=0, defences="none", partition="classes:per_client=3"), tmp_path)
+    assert first.trainings != second.trainings
+    assert len(open_training(tmp_path).trainings) == 1
+
+
+def test_data_without_a_test_part_is_split_and_nothing_is_in_both() -> None:
+    federation = build_federation(scenario_of(images=None, test_fraction=0.25), 0)
+    assert len(federation.test) == len(federation.train) // 3
+    assert len(torch.cat(federation.partition.indices)) == len(federation.train)
+    seen = {image.numpy().tobytes() for image in federation.train.images}
+    held_out = {image.mul(255).round().to(torch.uint8).numpy().tobytes() for image in federation.test.images}
+    assert len(seen & held_out) <= 2  # the same digit may occur twice in the set itself
+    assert 0.08 < federation.chance < 0.2
+
+
+@pytest.mark.shared
+def test_data_with_a_test_part_is_measured_on_it(shared: Path) -> None:
+    federation = build_federation(scenario_of(data="cifar10", images=500), 0, data_root=shared / "data")
+    assert len(federation.test) == 2000
+    assert len(federation.train) == 500
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({"defences": ["topkk"]}, UsageError, "'topkk'"),
+        ({"partition": "nonsense"}, UsageError, "'nonsense'"),
+        ({"images": 10**9}, InputError, "more than the"),
+        ({"test": "faces"}, InputError, "must be of one kind"),
+        ({"clients": 401}, InputError, "cannot deal"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(change: dict[str, Any], kind: type, said: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=said):
+        run_training(scenario_of(**change), tmp_path)
+
+
+def test_a_file_with_a_wrong_key_is_answered_with_line_and_near_match(tmp_path: Path) -> None:
+    path = tmp_path / "training.yaml"
+    path.write_text("data: digits\nfederation:\n  round: 3\n")
+    with pytest.raises(UsageError, match=r"line 3: there is no key 'federation\.round'.*'rounds'"):
+        load_training(path)
+    path.write_text("federation:\n  local_steps: 2\n  local_epochs: 2\n")
+    with pytest.raises(UsageError, match="give local_steps or local_epochs, not both"):
+        load_training(path)
+    with Store(tmp_path / "empty", writable=True):
+        pass
+    with pytest.raises(UsageError, match="holds no training"):
+        open_training(tmp_path / "empty")
+
+
+# The report
+
+
+def test_curves_lie_in_their_box_and_rise_with_accuracy(run: TrainingRun) -> None:
+    chart = curve_chart(run)
+    assert [line.utility.defence for line in chart.lines] == ["none", "topk:ratio=0.95"]
+    for line in chart.lines:
+        points = [tuple(map(float, point.split())) for point in line.path.removeprefix("M").split(" L")]
+        assert [x for x, _ in points] == [0, WIDTH / 2, WIDTH]
+        heights = [HEIGHT * (1 - accuracy / chart.top) for _, accuracy in line.utility.curve]
+        assert [y for _, y in points] == pytest.approx(heights, abs=0.06)
+    assert len({(line.hue, line.dash) for line in chart.lines}) == 2
+    assert chart.chance == pytest.approx(HEIGHT * (1 - run.chance / chart.top), abs=0.06)
+
+
+def test_bars_are_as_wide_as_clients_hold_images(run: TrainingRun) -> None:
+    chart = partition_chart(run)
+    assert [bar.images for bar in chart.bars] == [100] * 4
+    for bar in chart.bars:
+        assert sum(segment.images for segment in bar.segments) == bar.images
+        assert sum(segment.width for segment in bar.segments) == pytest.approx(100, abs=0.1)
+        for segment, following in zip(bar.segments, bar.segments[1:], strict=False):
+            assert following.start == pytest.approx(segment.start + segment.width, abs=0.01)
+
+
+def test_the_page_holds_everything_and_nothing_from_outside(run: TrainingRun, tmp_path: Path) -> None:
+    page = render_training_html(run)
+    for text in ("topk:ratio=0.95", "averages 9 clients", "Who holds what", "client-3", "&lt;a", "b&gt;"):
+        assert text in re.sub("<wbr>", "", page)
+    assert "<script" not in page
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    assert write_training_report(run, tmp_path).read_text() == page
+
+
+def test_the_document_states_setting_chance_and_every_row(run: TrainingRun) -> None:
+    text = render_utility(run)
+    rows = [line for line in text.splitlines() if line.startswith("| `topk")]
+    assert len(rows) == 2
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|") and "PMM" in line} == {9}
+    assert "not trained: secagg averages 9 clients" in text
+    assert f"Chance: {run.chance:.1%}" in text
+    assert "seeds 0, 1" in text
+    assert "[" in rows[0]
+
+
+def test_a_run_in_which_nothing_ended_is_reported_too(run: TrainingRun) -> None:
+    none = TrainingRun(
+        run.directory, scenario_of(), (Training("none", 0, None, "x"),), run.counts, run.classes, "", 9, 0.1,
+        run.environment,
+    )  # fmt: skip
+    assert "Nothing was trained" in render_utility(none)
+    assert "No training has ended yet" in render_training_html(none)
+
+
+def test_every_documented_key_exists_and_every_key_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1].split(",") for line in text.splitlines() if line.startswith("| `")]
+    documented = set()
+    for cell in cells:
+        keys = [key.strip().strip("`") for key in cell]
+        documented |= {f"federation{key}" if key.startswith(".") else key for key in keys}
+    nested = {f"federation.{key}" for key in FederationConfig.model_fields if key != "seed"}
+    assert documented == (set(TrainingScenario.model_fields) - {"federation"}) | nested
