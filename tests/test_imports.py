@@ -21,6 +21,7 @@ LEVELS = (
     {"audit"},
     {"training"},
     {"store", "engines"},
+    {"information"},
     {"attacks", "flower", "nvflare"},
     {"defences", "detection"},
     {"federation"},

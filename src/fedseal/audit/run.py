@@ -11,6 +11,7 @@ from torch import Tensor
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict, judge
 from fedseal.store.findings import Finding
+from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
 
@@ -26,6 +27,7 @@ class Run:
         findings: the doctor's, by scenario name.
         environment: versions, hashes and machine, as name -> value.
         command: what reproduces the run.
+        readings: what the uploads hold, by the ideal attacker, one per scenario, defence and target read.
     """
 
     directory: Path
@@ -35,6 +37,7 @@ class Run:
     findings: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     command: str = "fedseal audit"
+    readings: tuple[ReadingRecord, ...] = ()
 
     def verdict(self) -> Verdict:
         """Judge the records there are."""

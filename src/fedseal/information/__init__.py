@@ -1,0 +1,1 @@
+"""What an update holds, computed and not searched for: the ideal reading of an upload."""
