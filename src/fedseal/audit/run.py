@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -11,13 +12,24 @@ from torch import Tensor
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict, judge
 from fedseal.store.findings import Finding
+from fedseal.store.frames import Per, trial_frame
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
 class Run:
     """A run's directory, what was planned, and what came out.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> run = fedseal.audit(data="faces:size=8", attacks="ig:iterations=2", targets=1, out=tempfile.mkdtemp())
+        >>> originals, stolen = run.images(run.records[0])
+        >>> originals.shape == stolen.shape
+        True
 
     Attributes:
         directory: where store, artefacts and reports lie.
@@ -42,6 +54,24 @@ class Run:
     def verdict(self) -> Verdict:
         """Judge the records there are."""
         return judge(self.records)
+
+    def frame(self, per: Per = "image") -> DataFrame:
+        """Return the trials as a pandas frame (extra `frames`).
+
+        Args:
+            per: `image` for one row per original image, `trial` for one per trial with the means of its images. A trial
+                without a result is one row either way. Mappings are spread: `baselines.nearest`, `cost.bytes_up`.
+
+        Example:
+            >>> import fedseal, tempfile
+            >>> run = fedseal.audit(
+            ...     data="faces:size=8", attacks="ig:iterations=2", targets=1, client={"batch_size": 2},
+            ...     out=tempfile.mkdtemp(),
+            ... )
+            >>> run.frame()[["defence", "target", "image", "status"]].values.tolist()
+            [['none', 0, 0, 'ok'], ['none', 0, 1, 'ok']]
+        """
+        return trial_frame(self.records, per)
 
     def images(self, record: TrialRecord) -> tuple[Tensor, Tensor] | None:
         """Return a trial's (originals, reconstructions), each [B, C, H, W], paired by the fixed matching."""

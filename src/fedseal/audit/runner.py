@@ -21,6 +21,7 @@ from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
 from fedseal.audit.trials import Outcome, TrialRunner
 from fedseal.core.errors import InputError, UsageError
+from fedseal.core.files import PathText
 from fedseal.engines.events import Event, Finished, Progressed, Report, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
@@ -31,9 +32,9 @@ from fedseal.store.findings import Finding
 
 def run_audit(
     scenarios: Sequence[Scenario],
-    directory: Path,
+    directory: PathText,
     *,
-    data_root: Path | None = None,
+    data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
     command: str = "fedseal audit",
@@ -50,13 +51,20 @@ def run_audit(
             `if __name__ == "__main__"` guard.
         command: what to print as the way to reproduce the run.
         observer: told of progress.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> scenario = fedseal.Scenario(data="faces:size=8", attacks="ig:iterations=2", targets=1)
+        >>> fedseal.run_audit([scenario], tempfile.mkdtemp()).records[0].status
+        'ok'
     """
     watcher = observer or Observer()
+    root = None if data_root is None else Path(data_root)
     _check_scenarios(scenarios)
-    setups = [build_setup(scenario, data_root=data_root, device=device) for scenario in scenarios]
+    setups = [build_setup(scenario, data_root=root, device=device) for scenario in scenarios]
     plans = [plan_jobs(setup) for setup in setups]
     findings = {setup.scenario.name: examine(setup) for setup in setups}
-    with Store(directory, writable=True) as store:
+    with Store(Path(directory), writable=True) as store:
         plan = [
             (setup.scenario.name, trial.key)
             for setup, jobs in zip(setups, plans, strict=True)
@@ -85,7 +93,7 @@ def run_audit(
         ]
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
-        make_work = partial(_make_work, tuple(scenarios), weights, data_root, device)
+        make_work = partial(_make_work, tuple(scenarios), weights, root, device)
 
         def handle(event: Event) -> None:
             job = tasks[event.index][1]
@@ -119,9 +127,17 @@ def load_run(store: Store) -> Run:
     )
 
 
-def open_run(directory: Path) -> Run:
-    """Read the run in a directory."""
-    with Store(directory, writable=False) as store:
+def open_run(directory: PathText) -> Run:
+    """Read the run in a directory.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> out = tempfile.mkdtemp()
+        >>> run = fedseal.audit(data="faces:size=8", attacks="ig:iterations=2", targets=1, out=out)
+        >>> fedseal.open_run(out) == run
+        True
+    """
+    with Store(Path(directory), writable=False) as store:
         return load_run(store)
 
 

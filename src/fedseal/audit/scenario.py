@@ -6,12 +6,12 @@ initialisation, auxiliary information, local steps, defence) plus what the attac
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
+from fedseal.core.files import PathText
 from fedseal.core.knowledge import BNMode
 
 
@@ -74,6 +74,11 @@ class AttackerConfig(_Config):
 class Scenario(_Config):
     """A set-up with the defences and attacks to run on it.
 
+    Example:
+        >>> import fedseal
+        >>> fedseal.Scenario(data="digits", defences="topk:ratio=0.9", client={"batch_size": 4}).client.batch_size
+        4
+
     Attributes:
         name: for reports.
         data: spec of the data set.
@@ -103,8 +108,16 @@ class Scenario(_Config):
     seed: int = 0
 
 
-def load_scenario(path: Path) -> Scenario:
-    """Read a scenario from a YAML file; errors name file, line and key."""
+def load_scenario(path: PathText) -> Scenario:
+    """Read a scenario from a YAML file; errors name file, line and key.
+
+    Example:
+        >>> import fedseal, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "scenario.yaml")
+        >>> _ = path.write_text("targets: 2")
+        >>> fedseal.load_scenario(str(path)).targets
+        2
+    """
     return read_config(path, Scenario, command="audit")
 
 

@@ -38,6 +38,11 @@ class Ask(Protocol):
 class Budget:
     """What an attack may spend.
 
+    Example:
+        >>> import fedseal
+        >>> fedseal.Budget(iterations=500)
+        Budget(iterations=500, restarts=None)
+
     Attributes:
         iterations: optimisation steps per start; None for the attack's own default.
         restarts: random starts; None for the attack's own default.
@@ -48,7 +53,17 @@ class Budget:
 
 
 class Attack(ABC):
-    """An attack on gradients. Subclasses implement `run_many`, and declare the capabilities they need."""
+    """An attack on gradients. Subclasses implement `run_many`, and declare the capabilities they need.
+
+    Example:
+        >>> import torch, fedseal
+        >>> class Grey(fedseal.Attack):
+        ...     def run_many(self, observations, budget, seeds, listener=None):
+        ...         shapes = [(o.knowledge.batch_size, *o.knowledge.input_shape) for o in observations]
+        ...         return [fedseal.Reconstruction(torch.full(s, 0.5), torch.zeros(s[0]).long(), 0.0) for s in shapes]
+        >>> Grey().needs
+        frozenset()
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
@@ -91,3 +106,6 @@ class Attack(ABC):
 
 
 ATTACKS: Registry[Attack] = Registry("attack", "fedseal.attacks")
+
+register_attack = ATTACKS.register
+"""Register an attack under a name: see `Registry.register`."""

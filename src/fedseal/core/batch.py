@@ -12,7 +12,13 @@ from fedseal.core.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [B, C, H, W] in [0, 1] with integer labels [B]."""
+    """Images [B, C, H, W] in [0, 1] with integer labels [B].
+
+    Example:
+        >>> import torch, fedseal
+        >>> len(fedseal.Batch(torch.rand(2, 3, 32, 32), torch.tensor([5, 0])))
+        2
+    """
 
     images: Tensor
     labels: Tensor
@@ -34,7 +40,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Per-channel mean and standard deviation: the model sees (x - mean) / std of an image x in [0, 1]."""
+    """Per-channel mean and standard deviation: the model sees (x - mean) / std of an image x in [0, 1].
+
+    Example:
+        >>> import torch, fedseal
+        >>> float(fedseal.Normalisation(mean=(0.5,), std=(0.25,))(torch.ones(1, 1, 1)))
+        2.0
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)

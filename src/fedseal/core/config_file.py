@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
 from fedseal.core.errors import InputError, UsageError
+from fedseal.core.files import PathText
 from fedseal.core.registry import near_matches
 
 M = TypeVar("M", bound=BaseModel)
@@ -32,10 +35,49 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_one_or_many)]
 """Whole numbers, likewise."""
 
-_DOCUMENTS = {"train": "docs/training.md"}
+Source: TypeAlias = BaseModel | Mapping[str, Any] | PathText
+"""What a configuration can be given as: itself, plain values, a YAML file, or YAML text."""
+
+_DOCUMENTS = {"train": "docs/training.md", "tradeoff": "docs/tradeoff.md"}
+_YAML_TEXT = re.compile(r"\n|:\s")
 
 
-def read_config(path: Path, model: type[M], *, command: str) -> M:
+def configure(source: Source | None, model: type[M], values: Mapping[str, Any], *, command: str) -> M:
+    """Return a configuration from whatever a caller has, with further values on top.
+
+    Args:
+        source: see `Source`; None for the model's defaults. Text with a line break or a colon and a blank is YAML, any
+            other text is a path.
+        model: what it must become.
+        values: keys to replace; a mapping replaces single keys inside of a part.
+        command: of fedseal, named in hints.
+    """
+    chosen = _read_source(source, model, command)
+    if not values:
+        return chosen
+    merged = chosen.model_dump(mode="json")
+    for key, value in values.items():
+        merge = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if merge else value
+    return validate_config(merged, model, source="the options given", command=command)
+
+
+def _read_source(source: Source | None, model: type[M], command: str) -> M:
+    if isinstance(source, model):
+        return source
+    if source is None or isinstance(source, Mapping):
+        return validate_config(dict(source or {}), model, source="the values given", command=command)
+    if isinstance(source, str) and _YAML_TEXT.search(source):
+        return parse_config(source, model, source="the text given", command=command)
+    if isinstance(source, str | os.PathLike):
+        return read_config(source, model, command=command)
+    raise UsageError(
+        f"a {model.__name__} cannot be made of {type(source).__name__}.",
+        hint="Give one, a mapping, the path of a YAML file, or YAML text.",
+    )
+
+
+def read_config(path: PathText, model: type[M], *, command: str) -> M:
     """Read a YAML file into a model.
 
     Args:
@@ -43,6 +85,7 @@ def read_config(path: Path, model: type[M], *, command: str) -> M:
         model: what it must be.
         command: of fedseal, named in hints.
     """
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -51,20 +94,25 @@ def read_config(path: Path, model: type[M], *, command: str) -> M:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the scenario {path}: {error}.", hint="It must be a UTF-8 YAML file.") from error
+    return parse_config(text, model, source=str(path), command=command)
+
+
+def parse_config(text: str, model: type[M], *, source: str, command: str) -> M:
+    """Read YAML text into a model; errors name `source`, line and key."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UsageError(
-            f"{path}, line {line}: {error.problem or error.context}.", hint="Check indentation, colons and quotes."
+            f"{source}, line {line}: {error.problem or error.context}.", hint="Check indentation, colons and quotes."
         ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UsageError(f"{path}, line {line}: {error.reason}.", hint="Remove the character.") from error
+        raise UsageError(f"{source}, line {line}: {error.reason}.", hint="Remove the character.") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
-    return validate_config(values, model, source=str(path), command=command, node=node)
+        raise UsageError(f"{source} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
+    return validate_config(values, model, source=source, command=command, node=node)
 
 
 def validate_config(

@@ -156,6 +156,15 @@ class AttackerView:
 class Defence:
     """A defence that does nothing; subclasses override the hooks they need.
 
+    Example:
+        >>> import torch, fedseal
+        >>> class Sign(fedseal.Defence):
+        ...     name = "sign"
+        ...     def on_update(self, update, context):
+        ...         return {name: tensor.sign() for name, tensor in update.items()}
+        >>> Sign().uses("on_update"), Sign().uses("on_batch")
+        (True, False)
+
     Every client has an instance of its own. Hooks of several may run at once on threads of one process, so they draw
     from the context's generator only and change nothing that instances share.
 
@@ -286,3 +295,6 @@ def _first(values: Any) -> Any:
 
 
 DEFENCES: Registry[Defence] = Registry("defence", "fedseal.defences")
+
+register_defence = DEFENCES.register
+"""Register a defence under a name: see `Registry.register`."""

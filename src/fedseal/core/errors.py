@@ -11,6 +11,14 @@ from typing import Any, ClassVar
 class FedsealError(Exception):
     """Base of all errors meant for a person.
 
+    Example:
+        >>> import fedseal
+        >>> try:
+        ...     fedseal.load_scenario("nowhere.yaml")
+        ... except fedseal.FedsealError as error:
+        ...     print(error)
+        there is no scenario file nowhere.yaml. Run `fedseal audit` alone for the preset.
+
     Args:
         message: what is wrong, and where.
         hint: what to do about it; printed after the message.

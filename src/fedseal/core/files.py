@@ -6,8 +6,12 @@ import errno
 import os
 import tempfile
 from pathlib import Path
+from typing import TypeAlias
 
 from fedseal.core.errors import StorageError
+
+PathText: TypeAlias = str | os.PathLike[str]
+"""A path as callers write it: text or a `Path`."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -27,6 +27,14 @@ LabelRule: TypeAlias = str
 class Knowledge:
     """The attacker's capabilities, one field each.
 
+    Example:
+        >>> import fedseal
+        >>> known = fedseal.Knowledge(input_shape=(1, 8, 8), num_classes=10, batch_size=4)
+        >>> "batch_size" in known.granted(), "learning_rate" in known.granted()
+        (True, False)
+        >>> known.ledger()["labels"]
+        'not given; inferred from the update by the rule `identity`'
+
     Attributes:
         input_shape: C, H, W of an image; public, as the server designs the model.
         num_classes: number of classes; public.

@@ -18,6 +18,11 @@ UpdateKind: TypeAlias = Literal["gradient", "delta"]
 class Update:
     """What a client uploads.
 
+    Example:
+        >>> import torch, fedseal
+        >>> fedseal.Update({"weight": torch.zeros(2, 3)}, kind="delta").kind
+        'delta'
+
     Attributes:
         tensors: by parameter name; a loss gradient, or the weight change `new - old`.
         kind: which of the two.
@@ -30,6 +35,14 @@ class Update:
 @dataclass(frozen=True)
 class Observation:
     """The server's view of one client's round: the model it sent, the update it received, and what else it knows.
+
+    Example:
+        >>> import torch, fedseal
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> update = fedseal.Update({name: torch.zeros_like(p) for name, p in model.named_parameters()})
+        >>> seen = fedseal.Observation(model, update, fedseal.Knowledge(input_shape=(1, 2, 2), num_classes=2))
+        >>> list(seen.parameters)
+        ['1.weight', '1.bias']
 
     Attributes:
         model: the global model as sent, its modules in the mode the client uses; attacks never change it.

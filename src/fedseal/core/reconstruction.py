@@ -11,6 +11,12 @@ from torch import Tensor
 class Reconstruction:
     """Images an attacker claims were in the batch.
 
+    Example:
+        >>> import torch, fedseal
+        >>> claim = fedseal.Reconstruction(torch.rand(1, 1, 8, 8), torch.tensor([3]), objective=0.01)
+        >>> claim.labels.tolist()
+        [3]
+
     Attributes:
         images: [B, C, H, W] in [0, 1].
         labels: the labels the attack worked with, [B].

@@ -26,6 +26,11 @@ T = TypeVar("T")
 class Info:
     """What a registry says about an entry without building it.
 
+    Example:
+        >>> import fedseal
+        >>> fedseal.Info("Answers grey.", threat="passive", needs=("batch_size",)).needs
+        ('batch_size',)
+
     Attributes:
         summary: one line in plain words.
         paper: author, venue and year of the method, or "" where there is none.
@@ -137,7 +142,18 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str, info: Info) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Return a decorator that registers a factory under `name`; a clash is an error, never an overwrite."""
+        """Return a decorator that registers a factory under `name`; a clash is an error, never an overwrite.
+
+        Example:
+            >>> import fedseal
+            >>> from fedseal.core.registry import Registry
+            >>> greetings = Registry("greeting", "fedseal.engines")
+            >>> @greetings.register("hello", fedseal.Info("Says hello."))
+            ... def hello(times: int = 1) -> str:
+            ...     return " ".join(["hello"] * times)
+            >>> greetings.build("hello:times=2")
+            'hello hello'
+        """
 
         def decorate(factory: Callable[..., T]) -> Callable[..., T]:
             if name in self._entries and self._entries[name].factory is not factory:

@@ -16,6 +16,12 @@ from fedseal.core.seeds import generator
 class ImageDataset:
     """Images kept as bytes, handed out as floats in [0, 1].
 
+    Example:
+        >>> import torch, fedseal
+        >>> pictures = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+        >>> fedseal.ImageDataset("mine", pictures, torch.tensor([0, 1]), ("cat", "dog")).shape
+        (3, 8, 8)
+
     Attributes:
         name: for reports.
         images: uint8 [N, C, H, W].

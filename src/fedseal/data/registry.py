@@ -6,3 +6,6 @@ from fedseal.core.registry import Registry
 from fedseal.data.dataset import ImageDataset
 
 DATASETS: Registry[ImageDataset] = Registry("data set", "fedseal.data")
+
+register_data = DATASETS.register
+"""Register a data set under a name: see `Registry.register`."""

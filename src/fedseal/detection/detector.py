@@ -25,6 +25,13 @@ _SAMPLES = 64
 class Detection:
     """What a client found.
 
+    Example:
+        >>> import torch, fedseal
+        >>> _ = torch.manual_seed(0)
+        >>> found = fedseal.detect(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+        >>> found.describe().splitlines()[0]
+        'nothing suspicious was found'
+
     Attributes:
         readings: the most suspicious value of every check that could be made.
         dsnr: signal-to-noise ratio per layer; empty without a batch of two or more. No alarm by itself: honest
@@ -93,6 +100,13 @@ def detect(
         batch: what the client would train on; without it only the weights are looked at. At most 64 samples are used.
         normalisation: between images and model inputs.
         thresholds: other limits than the calibrated ones, by check.
+
+    Example:
+        >>> import torch, fedseal
+        >>> _ = torch.manual_seed(0)
+        >>> honest = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> fedseal.detect(honest).suspicious
+        False
     """
     limits = THRESHOLDS | (thresholds or {})
     check_finite(dict(model.named_parameters()), "received model")

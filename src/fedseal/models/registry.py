@@ -20,6 +20,9 @@ from fedseal.core.tensors import check_finite
 
 MODELS: Registry[nn.Module] = Registry("model", "fedseal.models")
 
+register_model = MODELS.register
+"""Register a model under a name: see `Registry.register`."""
+
 
 def build_model(spec: str, *, input_shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
     """Build a classifier from a registry spec or from `package.module:attribute`, and check that it fits.
@@ -50,14 +53,7 @@ def build_model(spec: str, *, input_shape: tuple[int, int, int], num_classes: in
 
 def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_classes: int, name: str) -> None:
     """Refuse a model with non-finite weights, without parameters, or whose output is not [B, num_classes]."""
-    first = next((value for value in model.parameters() if value.requires_grad), None)
-    if first is None:
-        raise InputError(f"model {name} has no trainable parameters.", hint="Its gradients would be empty.")
-    was_training = model.training
-    model.eval()
-    with _blamed_on(f"model {name} does not accept images of shape {list(input_shape)}"), torch.no_grad():
-        output = model(torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device))
-    model.train(was_training)
+    output = _answer(model, input_shape, name)
     check_finite({key: value for key, value in model.named_parameters() if value.requires_grad}, f"model {name}")
     if not isinstance(output, torch.Tensor) or output.shape != (2, num_classes):
         got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
@@ -65,6 +61,33 @@ def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_cl
             f"model {name} answers 2 images with {got}, but the data has {num_classes} classes.",
             hint=f"The output must be a tensor of logits [B, {num_classes}].",
         )
+
+
+def output_size(model: nn.Module, input_shape: tuple[int, int, int]) -> int:
+    """Return how many outputs a classifier has for an image of shape C, H, W; its mode is left as it was."""
+    output = _answer(model, input_shape, type(model).__name__)
+    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 2:
+        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(
+            f"model {type(model).__name__} answers 2 images with {got}.",
+            hint="The output must be a tensor of logits [B, classes].",
+        )
+    return int(output.shape[1])
+
+
+def _answer(model: nn.Module, input_shape: tuple[int, int, int], name: str) -> Any:
+    """Return what a model answers to two black images, every module in evaluation mode meanwhile."""
+    first = next((value for value in model.parameters() if value.requires_grad), None)
+    if first is None:
+        raise InputError(f"model {name} has no trainable parameters.", hint="Its gradients would be empty.")
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with _blamed_on(f"model {name} does not accept images of shape {list(input_shape)}"), torch.no_grad():
+            return model(torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device))
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _user_model(spec: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

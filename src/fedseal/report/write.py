@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fedseal.audit.run import Run
 from fedseal.audit.verdict import RiskLevel
-from fedseal.core.files import write_atomically
+from fedseal.core.files import PathText, write_atomically
 from fedseal.report.html import render_html
 from fedseal.report.junit import render_junit
 from fedseal.report.machine import render_json
 
 
 def write_reports(
-    run: Run, directory: Path, *, redact: bool = False, fail_on: RiskLevel | None = None
+    run: Run, directory: PathText, *, redact: bool = False, fail_on: RiskLevel | None = None
 ) -> dict[str, Path]:
     """Write `report.html`, `report.json` and `junit.xml` into `directory`, each whole or not at all.
 
@@ -25,13 +25,20 @@ def write_reports(
 
     Returns:
         The paths by kind: `html`, `json` and `junit`.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> out = tempfile.mkdtemp()
+        >>> run = fedseal.audit(data="faces:size=8", attacks="ig:iterations=2", targets=1, out=out)
+        >>> sorted(path.name for path in fedseal.write_reports(run, out, redact=True).values())
+        ['junit.xml', 'report.html', 'report.json']
     """
     contents = {
         "html": ("report.html", render_html(run, redact=redact)),
         "json": ("report.json", render_json(run)),
         "junit": ("junit.xml", render_junit(run, fail_on)),
     }
-    paths = {kind: directory / name for kind, (name, _) in contents.items()}
+    paths = {kind: Path(directory) / name for kind, (name, _) in contents.items()}
     for kind, (_, content) in contents.items():
         write_atomically(paths[kind], content)
     return paths

@@ -14,7 +14,7 @@ from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.verdict import Cell, Row, judge
 from fedseal.core.errors import InputError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import PathText, write_atomically
 from fedseal.metrics.intervals import Interval
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import Sweep
@@ -84,6 +84,14 @@ class Curve:
 @dataclass(frozen=True)
 class Tradeoff:
     """A trade-off that was measured.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> values = {"data": "faces:size=8", "model": "mlp", "clients": 2, "federation": {"rounds": 1}}
+        >>> values |= {"defences": "topk", "attacks": "ig:iterations=2", "targets": 1}
+        >>> result = fedseal.tradeoff(values, defences="topk:ratio=0.9", out=tempfile.mkdtemp())
+        >>> result.undefended.defence, result.curves[0].points[0].defence
+        ('none', 'topk:ratio=0.9')
 
     Attributes:
         directory: of its two runs.
@@ -174,8 +182,16 @@ def train_sweeps(
     )
 
 
-def open_tradeoff(directory: Path) -> Tradeoff:
-    """Read the trade-off in a directory."""
+def open_tradeoff(directory: PathText) -> Tradeoff:
+    """Read the trade-off in a directory, as `fedseal.tradeoff` returned it.
+
+    Example:
+        >>> import fedseal
+        >>> fedseal.open_tradeoff("nowhere")
+        Traceback (most recent call last):
+        fedseal.core.errors.InputError: nowhere holds no trade-off. Run `fedseal tradeoff --out` with it first.
+    """
+    directory = Path(directory)
     path = directory / _SCENARIO_FILE
     if not path.is_file():
         raise InputError(f"{directory} holds no trade-off.", hint="Run `fedseal tradeoff --out` with it first.")

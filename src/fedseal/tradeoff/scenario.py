@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedseal.audit.scenario import AttackerConfig, ClientConfig, Scenario
 from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
+from fedseal.core.files import PathText
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.tradeoff.sweeps import Sweep, parse_sweep
 from fedseal.training.scenario import TrainingScenario
@@ -16,6 +16,11 @@ from fedseal.training.scenario import TrainingScenario
 
 class TradeoffScenario(BaseModel):
     """A federation and the sweeps to draw.
+
+    Example:
+        >>> import fedseal
+        >>> fedseal.TradeoffScenario(defences="topk:ratio=0.5/0.9").specs
+        ('none', 'topk:ratio=0.5', 'topk:ratio=0.9')
 
     Attributes:
         name: for reports.
@@ -100,7 +105,7 @@ class TradeoffScenario(BaseModel):
         )
 
 
-def load_tradeoff(path: Path) -> TradeoffScenario:
+def load_tradeoff(path: PathText) -> TradeoffScenario:
     """Read a trade-off scenario from a YAML file; errors name file, line and key."""
     return read_config(path, TradeoffScenario, command="tradeoff")
 

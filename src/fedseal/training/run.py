@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedseal.core.errors import UsageError
+from fedseal.core.files import PathText
 from fedseal.federation.simulation import History
 from fedseal.metrics.intervals import Interval, bootstrap_mean
 from fedseal.metrics.utility import pmm_over_seeds, reached_target
 from fedseal.store.database import Store
+from fedseal.store.frames import make_frame
 from fedseal.training.scenario import TrainingScenario
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _TARGET_SHARE = 0.9
 
@@ -78,6 +83,14 @@ class Utility:
 class TrainingRun:
     """All trainings of a scenario.
 
+    Example:
+        >>> import fedseal, tempfile
+        >>> run = fedseal.train(
+        ...     data="faces:size=8", model="mlp", clients=2, federation={"rounds": 1}, out=tempfile.mkdtemp()
+        ... )
+        >>> 0 <= run.utilities[0].accuracy.mean <= 1
+        True
+
     Attributes:
         directory: where they are.
         scenario: what was asked for.
@@ -115,6 +128,28 @@ class TrainingRun:
         """What each defence costs, in the scenario's order."""
         return tuple(self._utility(defence) for defence in self.scenario.defences)
 
+    def frame(self) -> DataFrame:
+        """Return the rounds as a pandas frame (extra `frames`): one row per defence, seed and round.
+
+        `clients` and `dropped` are counts; a training that was refused is one row that says why.
+
+        Example:
+            >>> import fedseal, tempfile
+            >>> values = {"data": "faces:size=8", "model": "mlp", "clients": 2, "federation": {"rounds": 2}}
+            >>> run = fedseal.train(values, out=tempfile.mkdtemp())
+            >>> run.frame()[["defence", "seed", "round", "clients"]].values.tolist()
+            [['none', 0, 0, 2], ['none', 0, 1, 2]]
+        """
+        rows: list[dict[str, Any]] = []
+        for training in self.trainings:
+            head = {"defence": training.defence, "seed": training.seed, "refused": training.refused}
+            for record in () if training.history is None else training.history.rounds:
+                counts = {"clients": len(record.clients), "dropped": len(record.dropped)}
+                rows.append(head | record.model_dump(exclude={"clients", "dropped"}) | counts)
+            if training.history is None:
+                rows.append(head)
+        return make_frame(rows)
+
     def _histories(self, defence: str) -> dict[int, History]:
         return {
             t.seed: t.history
@@ -150,9 +185,17 @@ class TrainingRun:
         )
 
 
-def open_training(directory: Path) -> TrainingRun:
-    """Read the trainings in a directory."""
-    with Store(directory, writable=False) as store:
+def open_training(directory: PathText) -> TrainingRun:
+    """Read the trainings in a directory.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> out = tempfile.mkdtemp()
+        >>> run = fedseal.train(data="faces:size=8", model="mlp", clients=2, federation={"rounds": 1}, out=out)
+        >>> fedseal.open_training(out) == run
+        True
+    """
+    with Store(Path(directory), writable=False) as store:
         return load_training_run(store)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedseal._version import VERSION
 from fedseal.core.errors import CapabilityError, FedsealError, StorageError, UsageError
+from fedseal.core.files import PathText
 from fedseal.core.hashing import hash_json, hash_tensors
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.simulation import RoundRecord, RoundWatcher, simulate
@@ -55,9 +56,9 @@ class _Recorder(RoundWatcher):
 
 def run_training(
     scenario: TrainingScenario,
-    directory: Path,
+    directory: PathText,
     *,
-    data_root: Path | None = None,
+    data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
     command: str = "fedseal train",
@@ -77,11 +78,12 @@ def run_training(
     watcher = observer or TrainingObserver()
     for defence in scenario.defences:
         build_defence(defence)  # refuses unknown names and options before anything is loaded
-    with Store(directory, writable=True) as store:
+    root = None if data_root is None else Path(data_root)
+    with Store(Path(directory), writable=True) as store:
         watcher.planned(len(scenario.seeds) * len(scenario.defences), scenario.federation.rounds)
         plan: list[tuple[str, int, str]] = []
         for place, seed in enumerate(scenario.seeds):
-            federation = build_federation(scenario, seed, data_root=data_root, device=device)
+            federation = build_federation(scenario, seed, data_root=root, device=device)
             if place == 0:
                 store.set_meta(_head(scenario, federation, command, device))
             base = _base(scenario, federation, device)

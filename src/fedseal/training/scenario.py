@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedseal.core.config_file import Numbers, PlainName, Texts, read_config, validate_config
+from fedseal.core.files import PathText
 from fedseal.federation.simulation.config import FederationConfig
 
 
 class TrainingScenario(BaseModel):
     """A federation with the defences to compare on it.
+
+    Example:
+        >>> import fedseal
+        >>> fedseal.TrainingScenario(defences="topk:ratio=0.9").defences  # the undefended twin is always there
+        ('none', 'topk:ratio=0.9')
 
     Attributes:
         name: for reports.
@@ -53,7 +58,7 @@ class TrainingScenario(BaseModel):
         return tuple(dict.fromkeys(("none", *value)))
 
 
-def load_training(path: Path) -> TrainingScenario:
+def load_training(path: PathText) -> TrainingScenario:
     """Read a training scenario from a YAML file; errors name file, line and key."""
     return read_config(path, TrainingScenario, command="train")
 

@@ -25,7 +25,7 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.tensor_file import read_tensors
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, read_update, read_updates, weight_change
-from fedseal.models.registry import MODELS, build_model
+from fedseal.models.registry import MODELS, build_model, output_size
 from fedseal.store.findings import Finding
 
 _MAX_PIXELS = 1 << 24
@@ -90,7 +90,7 @@ def build_case(source: UpdateSource) -> UpdateCase:
     state = _state(source, recorded)
     shape = _required(facts.input_shape, "the images' shape", "--input-shape C,H,W")
     model = _model(source, shape, facts.num_classes, state)
-    classes = _output_size(model, shape)
+    classes = output_size(model, shape)
     config = _config(facts)
     set_mode(model, config)
     update = _update(source, recorded, model, facts.kind)
@@ -229,12 +229,6 @@ def _possible_outputs(state: Tensors | None) -> list[int]:
     """Return every width a layer has: files do not keep the order of layers, so any may be the last."""
     widths = {tensor.shape[0] for tensor in (state or {}).values() if tensor.is_floating_point() and tensor.ndim > 0}
     return sorted(_required(widths or None, "the number of classes", "--classes N"))
-
-
-def _output_size(model: nn.Module, shape: tuple[int, int, int]) -> int:
-    like = next(model.parameters())
-    with torch.no_grad():
-        return int(model.eval()(torch.zeros(2, *shape, dtype=like.dtype)).shape[1])
 
 
 def _config(facts: UpdateFacts) -> RoundConfig:
