@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Registry
 from fedseal.core.tensors import Tensors
 
@@ -269,6 +270,10 @@ class Defence:
     def report(self) -> CostReport:
         """Return what the defence can say of the last round's cost; the federation fills in bytes and time."""
         return CostReport(state_bytes=sum(t.numel() * t.element_size() for t in self.state_dict().values()))
+
+    def releases(self) -> tuple[PrivateRelease, ...]:
+        """Return what the last round released, as differentially private mechanisms; empty if it claims to be none."""
+        return ()
 
     def attacker_view(self) -> AttackerView:
         """Return what a defence-aware attacker knows."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, NoiseLaw, RoundContext
 from fedseal.core.errors import UsageError
+from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten
 from fedseal.defences.accounting import gaussian_epsilon
@@ -81,6 +82,17 @@ class UploadNoise(Defence):
         self._rounds = context.round + 1
         self._coordinates = sum(tensor.numel() for tensor in update.values())
         return with_noise(clip_to_norm(update, self.clip, self.order), self.law, context.generator)
+
+    def releases(self) -> tuple[PrivateRelease, ...]:
+        """State the mechanism: noise on a whole update of bounded norm; nothing is claimed without noise and bound."""
+        sensitivity = self._sensitivity()
+        if self.law.scale == 0 or not 0 < sensitivity < math.inf:
+            return ()
+        return (PrivateRelease("update", self.law.family, self.law.scale / sensitivity),)
+
+    def _sensitivity(self) -> float:
+        """Return the largest norm a clipped update has, in the norm of the law."""
+        return self.clip
 
     def attacker_view(self) -> AttackerView:
         """Publish the clip bound, which is simulated, and the law of the noise."""
@@ -155,7 +167,7 @@ class LaplaceNoise(UploadNoise):
         """State epsilon = sensitivity / b: nominal with C as the sensitivity, accounted with the L1 norm C allows."""
         if not self.accounts_epsilon:
             return CostReport()
-        sensitivity = self.clip * (1.0 if self.norm == "l1" else math.sqrt(self._coordinates))
+        sensitivity = self._sensitivity()
         loose = "" if self.norm == "l1" else ", for which clipping by L2 leaves an L1 sensitivity of C sqrt(N)"
         return CostReport(
             epsilon_nominal=self.clip / self.scale,
@@ -165,6 +177,9 @@ class LaplaceNoise(UploadNoise):
                 f"accounted epsilon for {self._rounds} rounds at delta = 0, per client{loose}",
             ),
         )
+
+    def _sensitivity(self) -> float:
+        return self.clip * (1.0 if self.norm == "l1" else math.sqrt(self._coordinates))
 
     def _parameters(self) -> dict[str, float | str]:
         return {"scale": self.scale, "clip": self.clip, "norm": self.norm}

@@ -23,6 +23,7 @@ from fedseal.core.defence import (
     RoundShape,
     merge_reports,
 )
+from fedseal.core.privacy import PrivateRelease
 from fedseal.core.tensors import Tensors
 from fedseal.defences import rules
 
@@ -164,6 +165,18 @@ class Pipeline(Defence):
         """Add up the members' reports, and remark on what their composition means."""
         merged = merge_reports([member.report() for member in self.members])
         return replace(merged, remarks=merged.remarks + rules.remarks(self.members))
+
+    def releases(self) -> tuple[PrivateRelease, ...]:
+        """Gather what members release; what is not covered by their claims voids them.
+
+        That is a member which looks at the private batch again beside its input, and one that mixes samples where the
+        claim is about single ones.
+        """
+        gathered = tuple(release for member in self.members for release in member.releases())
+        mixed = any(member.mixes_samples for member in self.members)
+        if any(member.reads_batch for member in self.members) or (mixed and any(r.unit == "sample" for r in gathered)):
+            return ()
+        return gathered
 
     def attacker_view(self) -> AttackerView:
         """Chain the members' simulations, and undo in reverse; the last noise law or penalty is what is seen."""

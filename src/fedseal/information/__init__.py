@@ -1,1 +1,1 @@
-"""What an update holds, computed and not searched for: the ideal reading of an upload."""
+"""What an update gives away, computed or proven rather than searched for."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedseal.core.defence import AttackerView, CostReport, Defence, NoiseLaw, RoundContext
 from fedseal.core.errors import UsageError
+from fedseal.core.privacy import PrivateRelease
 from fedseal.core.tensors import Tensors
 from fedseal.defences.accounting import Accountant, PrivacyLedger, require_opacus
 from fedseal.defences.dp.batch_norm import MARK, batch_norm_refused, has_batch_norm, replace_batch_norm
@@ -65,6 +66,7 @@ class PrivateGradients(Defence):
         self.accounts_epsilon = self.sigma > 0
         self._ledger = PrivacyLedger(self.name, self.delta, self.accountant, self.budget)
         self._samples = 0
+        self._tensors = 0
         self._steps = 0
         self._variance = 0.0
         self._rate = 1.0
@@ -127,6 +129,15 @@ class PrivateGradients(Defence):
             remarks=tuple(self._remarks(private)) if self.needs_sample_grads else (),
         )
 
+    def releases(self) -> tuple[PrivateRelease, ...]:
+        """State the mechanism: noise on every step's sum of bounded gradients."""
+        sigma, _ = self._used
+        if sigma == 0 or self._steps == 0:
+            return ()
+        return (
+            PrivateRelease("sample", "gaussian", self._multiplier(sigma, self._tensors), self.sample_rate, self._steps),
+        )
+
     def attacker_view(self) -> AttackerView:
         """Publish strengths and the noise on the upload; clipping is simulated only for one sample in one step."""
         sigma, bound = self._used
@@ -168,6 +179,7 @@ class PrivateGradients(Defence):
             self._steps, self._variance = 0, 0.0
         self._steps += 1
         self._samples = len(next(iter(grads.values())))
+        self._tensors = len(grads)
         self._replaced = sum(hasattr(module, MARK) for module in context.model.modules())
 
     def _end_step(self, grads: Tensors, sigma: float, bound: float, context: RoundContext) -> None:
