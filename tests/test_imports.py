@@ -20,7 +20,7 @@ LEVELS = (
     {"tradeoff", "updates"},
     {"audit"},
     {"training"},
-    {"store", "engines"},
+    {"store", "engines", "testing"},
     {"information"},
     {"attacks", "flower", "nvflare"},
     {"defences", "detection"},

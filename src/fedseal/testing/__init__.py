@@ -1,0 +1,10 @@
+"""Conformance suites, for this project's tests and for other people's: what holds of every method of a kind.
+
+A suite is a tuple of checks over a case. A check is a plain function: it returns None when the case passes, a reason
+when it does not apply, and raises `AssertionError` in words otherwise. In pytest, parametrise over cases and checks.
+"""
+
+from fedseal.testing.attacks import ATTACK_CHECKS, AttackCase, Home, check_attack
+from fedseal.testing.checks import Check, run_checks
+
+__all__ = ["ATTACK_CHECKS", "AttackCase", "Check", "Home", "check_attack", "run_checks"]
