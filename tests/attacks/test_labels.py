@@ -84,14 +84,14 @@ def observe(
 
 
 def guess(rule: str, observation: Observation) -> list[int]:
-    found = LABEL_RULES[rule](observation, 0)
+    found = LABEL_RULES.build(rule)(observation, 0)
     assert found.labels.dtype == torch.int64
     assert found.labels.tolist() == sorted(found.labels.tolist())
     return found.labels.tolist()
 
 
 def notes(rule: str, observation: Observation) -> str:
-    return "; ".join(LABEL_RULES[rule](observation, 0).notes)
+    return "; ".join(LABEL_RULES.build(rule)(observation, 0).notes)
 
 
 # Counts
@@ -203,8 +203,8 @@ def observe_striped(model: nn.Module, labels: Tensor, auxiliary: Batch | None) -
 def test_public_data_give_the_softmax_of_each_class(trained: nn.Module):
     labels = torch.tensor([0] * 12 + [1] * 5 + [2] * 2 + [7])
     public = striped(torch.arange(10).repeat_interleave(60), 5)
-    with_public = LABEL_RULES["identity"](observe_striped(trained, labels, public), 0).labels
-    with_noise = LABEL_RULES["identity-noise"](observe_striped(trained, labels, None), 0).labels
+    with_public = LABEL_RULES.build("identity")(observe_striped(trained, labels, public), 0).labels
+    with_noise = LABEL_RULES.build("identity-noise")(observe_striped(trained, labels, None), 0).labels
     assert label_accuracy(labels, with_public) >= 0.8
     assert label_accuracy(labels, with_public) > label_accuracy(labels, with_noise)
 
@@ -213,7 +213,7 @@ def test_public_data_give_the_softmax_of_each_class(trained: nn.Module):
 def test_classes_missing_from_public_data_can_still_be_named(trained: nn.Module, rule: str):
     labels = torch.tensor([0] * 12 + [1] * 5 + [2] * 2 + [7])
     public = striped(torch.arange(1, 7).repeat_interleave(60), 5)
-    found = LABEL_RULES[rule](observe_striped(trained, labels, public), 0)
+    found = LABEL_RULES.build(rule)(observe_striped(trained, labels, public), 0)
     assert "4 of 10 classes are missing from the public data" in found.notes
     assert len(found.labels) == len(labels)
     if rule == "identity":
@@ -259,7 +259,7 @@ def test_classes_the_network_prefers(rule: str):
     with torch.no_grad():
         model[-1].bias.add_(torch.linspace(-1.5, 1.5, 10))
     labels = [9] * 8 + [8] * 6 + [0] * 2
-    better, plain = (LABEL_RULES[name](observe(labels, model), 0).labels for name in (rule, "llg"))
+    better, plain = (LABEL_RULES.build(name)(observe(labels, model), 0).labels for name in (rule, "llg"))
     assert label_accuracy(torch.tensor(labels), better) >= 0.9
     assert label_accuracy(torch.tensor(labels), better) > label_accuracy(torch.tensor(labels), plain)
 
@@ -298,7 +298,7 @@ def test_one_image_without_a_bias(rule: str):
 
 def test_idlg_refuses_a_batch():
     with pytest.raises(CapabilityError, match="identity"):
-        LABEL_RULES["idlg"](observe([1, 2]), 0)
+        LABEL_RULES.build("idlg")(observe([1, 2]), 0)
 
 
 # Distinct labels
@@ -452,7 +452,7 @@ def test_a_convolutional_end_is_refused():
     model = nn.Sequential(nn.Conv2d(1, 10, 6), nn.Flatten())
     zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     with pytest.raises(CapabilityError, match="linear"):
-        LABEL_RULES["identity"](Observation(model, Update(zero), Knowledge(SHAPE, 10, batch_size=2)), 0)
+        LABEL_RULES.build("identity")(Observation(model, Update(zero), Knowledge(SHAPE, 10, batch_size=2)), 0)
 
 
 def test_a_frozen_last_layer_is_refused():
@@ -460,7 +460,7 @@ def test_a_frozen_last_layer_is_refused():
     model[-1].requires_grad_(False)
     zero = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     with pytest.raises(CapabilityError, match="trained"):
-        LABEL_RULES["identity"](Observation(model, Update(zero), Knowledge(SHAPE, 10, batch_size=2)), 0)
+        LABEL_RULES.build("identity")(Observation(model, Update(zero), Knowledge(SHAPE, 10, batch_size=2)), 0)
 
 
 def test_half_precision_updates():
@@ -546,7 +546,7 @@ def test_refinement_improves_as_the_reconstruction_converges():
     labels = [0] * 9 + [3] * 4 + [8] * 3
     observation = observe(labels, network(sharpness=SHARP))
     target, noise = batch_of(labels).images, batch_of(labels, 77).images
-    start = LABEL_RULES["identity"](observation, 0).labels
+    start = LABEL_RULES.build("identity")(observation, 0).labels
 
     def accuracy(share: float) -> float:
         images = share * target + (1 - share) * noise

@@ -152,8 +152,8 @@ def test_foreign_states_and_options_are_refused():
     for options in ("scale=0", "beta1=1", "eps=0"):
         with pytest.raises(UsageError, match="adadefense needs"):
             build_defence(f"adadefense:{options}")
-    assert AdaDefense().rescales
-    assert not AdaDefense("none").rescales
+    assert AdaDefense().traits.rescales
+    assert not AdaDefense("none").traits.rescales
 
 
 @pytest.mark.parametrize("model_name", ["lenet", "lenet-relu"])

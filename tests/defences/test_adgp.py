@@ -183,9 +183,9 @@ def test_messages_reach_their_member_of_a_pipeline():
 
 def test_traits_let_it_be_masked():
     defence = AlignedDualGradientPruning()
-    assert defence.common_support
-    assert defence.data_dependent_mask
-    assert not AlignedDualGradientPruning(k1=0, k=1).common_support
+    assert defence.traits.common_support
+    assert defence.traits.data_dependent_mask
+    assert not AlignedDualGradientPruning(k1=0, k=1).traits.common_support
     composed = build_defence("adgp+secagg:clients=2").report().remarks
     assert not any("dense" in remark for remark in composed)
     assert any("dense" in remark for remark in build_defence("dgp+secagg:clients=2").report().remarks)

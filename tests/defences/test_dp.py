@@ -387,7 +387,7 @@ def test_nonsense_is_refused(spec: str):
 
 
 def test_traits_and_stage():
-    assert build_defence("dp-sgd").accounts_epsilon
-    assert not build_defence("dp-sgd:sigma=0").accounts_epsilon
+    assert build_defence("dp-sgd").traits.accounts_epsilon
+    assert not build_defence("dp-sgd:sigma=0").traits.accounts_epsilon
     assert build_defence("dp-sgd+topk").needs_sample_grads
     assert build_defence("dp-sgd").stage == "sample"

@@ -155,10 +155,10 @@ def test_shares_that_leave_nothing_are_refused(options: str):
 
 
 def test_traits():
-    assert DualGradientPruning().data_dependent_mask
-    assert DualGradientPruning().keeps_residual
-    assert not DualGradientPruning(feedback="none").keeps_residual
-    assert not DualGradientPruning(k1=0, k2=0).data_dependent_mask
+    assert DualGradientPruning().traits.data_dependent_mask
+    assert DualGradientPruning().traits.keeps_residual
+    assert not DualGradientPruning(feedback="none").traits.keeps_residual
+    assert not DualGradientPruning(k1=0, k2=0).traits.data_dependent_mask
     with pytest.raises(UsageError, match="alike"):
         build_defence("adadefense+dgp")
     build_defence("dgp+adadefense")

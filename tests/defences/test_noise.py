@@ -81,8 +81,8 @@ def test_gaussian_epsilon_is_exact_and_composed_over_rounds():
     assert first == pytest.approx(305, abs=1)  # DEFENCES.md 1: nominal 100 is really 305
     defence.on_update(zeros(), context(round_number=3))
     assert defence.report().epsilon_accounted == pytest.approx(4 / (2 * 0.048**2), rel=0.25)
-    assert defence.accounts_epsilon
-    assert not GaussianNoise(sigma=0.1, clip=math.inf).accounts_epsilon
+    assert defence.traits.accounts_epsilon
+    assert not GaussianNoise(sigma=0.1, clip=math.inf).traits.accounts_epsilon
 
 
 def test_laplace_epsilon_knows_the_norm():

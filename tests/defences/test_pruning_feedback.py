@@ -62,6 +62,6 @@ def test_masks_count_zeros_and_ties():
 
 
 def test_traits():
-    assert TopK(ratio=0.5).data_dependent_mask
-    assert not TopK(ratio=0).data_dependent_mask
-    assert TopK(feedback=True).keeps_residual
+    assert TopK(ratio=0.5).traits.data_dependent_mask
+    assert not TopK(ratio=0).traits.data_dependent_mask
+    assert TopK(feedback=True).traits.keeps_residual

@@ -108,7 +108,7 @@ def test_one_bit_is_the_sign_times_the_mean_magnitude():
 
 def test_feedback_conserves_the_sum_to_the_bit():
     defence = build_defence("quantise:bits=3,rounding=nearest,feedback=true")
-    assert defence.keeps_residual
+    assert defence.traits.keeps_residual
     source = generator(5)
     total, sent = torch.zeros(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     for number in range(20):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise, product
 
 import pytest
@@ -13,7 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES, STAGES, CostReport, Defence
 from fedseal.core.errors import UsageError
+from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
+from fedseal.core.traits import Traits
 from fedseal.defences.pipeline import Pipeline, build_defence
 from fedseal.defences.rules import RULES, check, remarks
 from fedseal.federation.client import RoundConfig, client_round
@@ -21,15 +23,16 @@ from fedseal.federation.wire import decode, encode
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
-TRAITS = [name for name, value in vars(Defence).items() if isinstance(value, bool) and name != "needs_sample_grads"]
+TRAITS = [one.name for one in fields(Traits)]
 
 BY_NAME_ALONE = [name for name in DEFENCES.names() if name != "pretrained"]
 """Every defence but the one that needs a file."""
 
 
-def member(name: str, stage: str = "update", **traits: bool) -> Defence:
+def member(name: str, stage: str = "update", needs_sample_grads: bool = False, **traits: bool) -> Defence:
     """Return a defence that does nothing and declares something."""
-    return type("Declared", (Defence,), {"name": name, "stage": stage, **traits})()
+    declared = {"info": Info("", name=name), "stage": stage, "needs_sample_grads": needs_sample_grads}
+    return type("Declares", (Defence,), {**declared, "traits": Traits(**traits)})()
 
 
 NOISE = member("noise", accounts_epsilon=True)
@@ -234,19 +237,20 @@ def test_the_order_of_stages_is_the_documents():
 
 def test_a_pipeline_has_the_traits_of_its_members():
     for trait in TRAITS:
-        default = getattr(Defence, trait)
+        default = getattr(Traits(), trait)
         if trait == "common_support":
             continue
         odd = member("odd", **{trait: not default})
-        assert getattr(Pipeline([Defence(), odd]), trait) is not default, trait
-        assert getattr(Pipeline([Defence(), Defence()]), trait) is default, trait
+        assert getattr(Pipeline([Defence(), odd]).traits, trait) is not default, trait
+        assert getattr(Pipeline([Defence(), Defence()]).traits, trait) is default, trait
     common = member("common", data_dependent_mask=True, common_support=True)
-    assert Pipeline([Defence(), common]).common_support
-    assert not Pipeline([common, PRUNE]).common_support
+    assert Pipeline([Defence(), common]).traits.common_support
+    assert not Pipeline([common, PRUNE]).traits.common_support
 
 
 def test_the_plain_defence_claims_nothing():
-    assert {trait: getattr(Defence(), trait) for trait in TRAITS} == {trait: trait == "linear" for trait in TRAITS}
+    assert Defence().traits.named() == ()
+    assert {trait: getattr(Traits(), trait) for trait in TRAITS} == {trait: trait == "linear" for trait in TRAITS}
 
 
 # Rule 8: buffers of batch normalisation never travel

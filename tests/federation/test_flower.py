@@ -248,7 +248,7 @@ class TestRefusals:
             if any(p.default is p.empty for p in entry.parameters.values()):
                 continue
             defence = DEFENCES.build(name)
-            if defence.uses("on_update") and defence.stage == "update" and not defence.reads_batch:
+            if defence.uses("on_update") and defence.stage == "update" and not defence.traits.reads_batch:
                 assert needs_training(defence) in ((), (name,))
 
     def test_nonsense_is_refused_at_once(self):

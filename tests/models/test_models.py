@@ -235,7 +235,7 @@ def test_a_users_instance_is_not_changed(nets: str):
         ("frozen", ("no trainable parameters",)),
         ("not_a_model", ("returned int", "torch.nn.Module")),
         ("number", ("is int", "torch.nn.Module")),
-        ("needs_more", ("TypeError", "depth")),
+        ("needs_more", ("needs 'depth'", ":needs_more:depth=VALUE")),
         ("broken", ("KeyError", "no such layer")),
         ("Picky", ("AssertionError", "99 channels please", "[3, 2, 2]")),
         ("Talkative", ("dict", "[B, 5]")),

@@ -125,7 +125,7 @@ def accuracy_table(case: Case, columns: list[str], batches: int = BATCHES) -> di
         granted = with_public_data(observation, seed)
         for column in columns:
             rule, public = COLUMNS[column]
-            guess = LABEL_RULES[rule](granted if public else observation, seed)
+            guess = LABEL_RULES.build(rule)(granted if public else observation, seed)
             sums[column] += label_accuracy(labels, guess.labels) / batches
     return sums
 
@@ -194,7 +194,7 @@ def test_a_clipped_gradient_gives_its_labels_away(shrink: float):
     for seed in range(20):
         observation, labels = observe(CASES["init, skewed"], seed)
         tensors = {name: shrink * tensor for name, tensor in observation.update.tensors.items()}
-        guess = LABEL_RULES["identity"](replace(observation, update=Update(tensors)), seed)
+        guess = LABEL_RULES.build("identity")(replace(observation, update=Update(tensors)), seed)
         assert any("clipped" in note for note in guess.notes)
         accuracies.append(label_accuracy(labels, guess.labels))
     assert sum(accuracies) / len(accuracies) > 0.98
@@ -223,7 +223,7 @@ def test_real_images_in_an_untrained_network(shared: Path):
     for seed in range(20):
         observation, labels = observe_cifar10(dataset, seed)
         for rule in rules:
-            sums[rule] += label_accuracy(labels, LABEL_RULES[rule](observation, seed).labels) / 20
+            sums[rule] += label_accuracy(labels, LABEL_RULES.build(rule)(observation, seed).labels) / 20
     print({rule: round(value, 3) for rule, value in sums.items()})
     assert sums["identity"] > 0.95
     assert sums["identity"] >= max(sums["llg"], sums["yin"], sums["fedleak-count"])

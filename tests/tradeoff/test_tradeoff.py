@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
 from fedseal.report.tradeoff_chart import tradeoff_chart
 from fedseal.tradeoff.curves import Tradeoff, attack_sweeps, open_tradeoff, train_sweeps
 from fedseal.tradeoff.scenario import TradeoffScenario
-from fedseal.tradeoff.sweeps import USUAL, parse_sweep, split_sweeps
+from fedseal.tradeoff.sweeps import parse_sweep, split_sweeps
 
 
 def test_sweeps_are_read() -> None:
@@ -23,7 +24,9 @@ def test_sweeps_are_read() -> None:
     fixed = parse_sweep("topk:feedback=true,ratio=0.5/0.8")
     assert fixed.defences == ("topk:ratio=0.5,feedback=true", "topk:ratio=0.8,feedback=true")
     assert fixed.family == "topk:feedback=true"
-    assert parse_sweep("gaussian").defences == tuple(f"gaussian:{strength}" for strength in USUAL["gaussian"])
+    assert parse_sweep("gaussian").defences == tuple(
+        f"gaussian:{strength}" for strength in DEFENCES.entry("gaussian").info.strengths
+    )
     assert parse_sweep("mixup").defences == ("mixup",)
     assert split_sweeps("dgp:k1=0.05,k2=0.5/0.7,topk, gaussian:sigma=0.1") == [
         "dgp:k1=0.05,k2=0.5/0.7",
@@ -32,7 +35,7 @@ def test_sweeps_are_read() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(USUAL))
+@pytest.mark.parametrize("name", [name for name in DEFENCES.names() if DEFENCES.entry(name).info.strengths])
 def test_the_usual_strengths_can_be_built(name: str) -> None:
     assert len(parse_sweep(name).defences) > 1
 

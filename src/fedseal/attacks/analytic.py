@@ -43,8 +43,6 @@ from fedseal.models.structure import ExecutedLayer, input_linear_layer
 class FirstLayerInversion(Attack):
     """Reads images off the gradient of a linear first layer."""
 
-    needs = frozenset({"batch_size"})
-
     def check(self, observation: Observation) -> None:
         """Refuse models whose first layer is not linear on the whole image."""
         super().check(observation)

@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedseal.attacks.matching.engine import MatchingAttack
-from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.audit.setup import Setup, Target
-from fedseal.core.attack import ATTACKS
+from fedseal.core.attack import ATTACKS, Caveat
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
 from fedseal.core.tensors import flatten
@@ -166,21 +163,15 @@ def _last_bias(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _kinks(setup: Setup) -> Iterator[Finding]:
-    kinked = any(isinstance(module, nn.ReLU | nn.LeakyReLU | nn.MaxPool2d) for module in setup.model.modules())
-    lbfgs = [
-        name
-        for name in setup.scenario.attacks
-        if isinstance(attack := ATTACKS.build(name), MatchingAttack) and isinstance(attack.config.optimiser, LBFGS)
-    ]
-    if kinked and lbfgs:
-        yield Finding(
-            severity="warning",
-            topic="ReLU with L-BFGS",
-            text=f"{', '.join(lbfgs)} needs a twice differentiable model; ReLU and max-pooling have kinks, so it will "
-            "look weaker than attackers are.",
-            advice="Judge this model by attacks that use Adam, such as `ig`.",
-        )
+def _caveats(setup: Setup) -> Iterator[Finding]:
+    """Say what attacks themselves remark on this model, once for all that remark the same."""
+    said: dict[Caveat, list[str]] = {}
+    for name in dict.fromkeys(setup.scenario.attacks):
+        for caveat in ATTACKS.build(name).caveats(setup.model):
+            said.setdefault(caveat, []).append(name)
+    for caveat, names in said.items():
+        text = f"{', '.join(names)} {caveat.text}"
+        yield Finding(severity="warning", topic=caveat.topic, text=text, advice=caveat.advice)
 
 
 def _precision(setup: Setup) -> Iterator[Finding]:
@@ -200,6 +191,6 @@ _CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     _gradients,
     _batch_and_classes,
     _last_bias,
-    _kinks,
+    _caveats,
     _precision,
 )

@@ -9,14 +9,13 @@ from itertools import product
 import torch
 
 from fedseal._version import VERSION
-from fedseal.attacks.labels import LABEL_RULES
+from fedseal.attacks.labels import label_rule
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
-from fedseal.core.errors import UsageError
 from fedseal.core.hashing import hash_json
-from fedseal.core.registry import near_matches
 from fedseal.defences.pipeline import build_defence
+from fedseal.metrics.registry import METRICS
 from fedseal.store.identity import file_hashes
 
 GROUP = 16
@@ -43,12 +42,10 @@ class Job:
 
 def check_names(scenario: Scenario) -> None:
     """Refuse a scenario that names unknown attacks, defences, options or label rules, before anything is loaded."""
-    rules = [*LABEL_RULES, "true", "unknown"]
-    if scenario.attacker.labels not in rules:
-        raise UsageError(
-            f"there is no label rule called {scenario.attacker.labels!r}.",
-            hint=near_matches(scenario.attacker.labels, rules),
-        )
+    if scenario.attacker.labels not in {"true", "unknown"}:
+        label_rule(scenario.attacker.labels)
+    for metric in scenario.metrics:
+        METRICS.build(metric)
     for attack in scenario.attacks:
         ATTACKS.build(attack)
     for defence in scenario.defences:
@@ -60,6 +57,8 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     scenario = setup.scenario
     determined_by = scenario.model_dump(mode="json", exclude={"name", "defences", "attacks", "targets"})
     determined_by["attacker"].pop("aware")
+    if not scenario.metrics:
+        determined_by.pop("metrics")
     base = {
         "scenario": determined_by,
         "data": setup.data_hash,

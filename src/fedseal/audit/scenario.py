@@ -88,6 +88,7 @@ class Scenario(_Config):
         attacker: see `AttackerConfig`.
         defences: specs of defence pipelines (`none`, `topk:ratio=0.8`, `gaussian+topk`).
         attacks: specs of attacks.
+        metrics: specs of further metrics of the reconstructions, kept beside the usual ones.
         targets: independent batches attacked per cell.
         iterations: optimisation steps per start, or None for each attack's own.
         restarts: random starts, or None for each attack's own.
@@ -102,6 +103,7 @@ class Scenario(_Config):
     attacker: AttackerConfig = AttackerConfig()
     defences: Texts = Field(("none",), min_length=1)
     attacks: Texts = Field(("ig",), min_length=1)
+    metrics: Texts = ()
     targets: int = Field(4, ge=1)
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)

@@ -22,6 +22,7 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips
+from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
 from fedseal.store.records import TrialRecord
 
@@ -100,6 +101,7 @@ class TrialRunner:
         self, job: Job, index: int, target: Target, reconstruction: Reconstruction, ledger: dict[str, str]
     ) -> Outcome:
         scores = score(target.originals, reconstruction.images, reconstruction.labels, self._lpips)
+        matched = reconstruction.images[list(scores.pairing)].clamp(0, 1)
         record = self._record(
             job,
             index,
@@ -117,8 +119,8 @@ class TrialRunner:
             cost=asdict(target.cost),
             knowledge=ledger,
             notes=reconstruction.notes,
+            metrics={spec: measure(spec, target.originals.images, matched) for spec in self._setup.scenario.metrics},
         )
-        matched = reconstruction.images[list(scores.pairing)].clamp(0, 1)
         images = {"originals": target.originals.images.float(), "reconstructions": matched.float()}
         return Outcome(record, save({name: tensor.detach().cpu().contiguous() for name, tensor in images.items()}))
 

@@ -11,7 +11,7 @@ from fedseal.cli.app import app
 
 @app.command("list")
 def list_entries(
-    kind: Annotated[str, typer.Argument(help="attacks, defences, models, data or partitions.")],
+    kind: Annotated[str, typer.Argument(help="attacks, defences, models, data, partitions, labels or metrics.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """List what can be named in a scenario, with paper, threat model, needs and options."""

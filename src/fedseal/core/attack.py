@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
-from fedseal.core.registry import Registry
+from fedseal.core.registry import Declared, Registry
 
 
 class Listener(Protocol):
@@ -52,8 +52,23 @@ class Budget:
     restarts: int | None = None
 
 
-class Attack(ABC):
-    """An attack on gradients. Subclasses implement `run_many`, and declare the capabilities they need.
+@dataclass(frozen=True)
+class Caveat:
+    """Why an attack says less of a certain model than it seems to.
+
+    Attributes:
+        topic: a few words.
+        text: a sentence that goes on from the attack's name.
+        advice: what to do instead.
+    """
+
+    topic: str
+    text: str
+    advice: str
+
+
+class Attack(Declared, ABC):
+    """An attack on gradients. Subclasses implement `run_many`; their `Info` declares the capabilities they need.
 
     Example:
         >>> import torch, fedseal
@@ -61,11 +76,18 @@ class Attack(ABC):
         ...     def run_many(self, observations, budget, seeds, listener=None):
         ...         shapes = [(o.knowledge.batch_size, *o.knowledge.input_shape) for o in observations]
         ...         return [fedseal.Reconstruction(torch.full(s, 0.5), torch.zeros(s[0]).long(), 0.0) for s in shapes]
-        >>> Grey().needs
-        frozenset()
+        >>> Grey().name, Grey().needs
+        ('Grey', frozenset())
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    @property
+    def needs(self) -> frozenset[str]:
+        """The capabilities that must be granted."""
+        return frozenset(self.info.needs)
+
+    def caveats(self, model: nn.Module) -> tuple[Caveat, ...]:
+        """Return what a reader of its results on this model must know beforehand."""
+        return ()
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Play the server's part until there is something to attack; a passive server sends the model as it is.
@@ -84,7 +106,7 @@ class Attack(ABC):
         missing = sorted(self.needs - knowledge.granted())
         if missing:
             raise CapabilityError(
-                f"{type(self).__name__} needs {', '.join(missing)}, which the threat model does not grant.",
+                f"{self.name} needs {', '.join(missing)}, which the threat model does not grant.",
                 hint="Grant it under `attacker:` in the scenario, or choose another attack.",
             )
 
@@ -105,7 +127,7 @@ class Attack(ABC):
         """Attack independent observations of one model, as one vectorised batch where the method allows."""
 
 
-ATTACKS: Registry[Attack] = Registry("attack", "fedseal.attacks")
+ATTACKS: Registry[Attack] = Registry("attack", "fedseal.attacks", group="fedseal.attacks", product=Attack)
 
 register_attack = ATTACKS.register
 """Register an attack under a name: see `Registry.register`."""

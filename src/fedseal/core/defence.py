@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
 from fedseal.core.privacy import PrivateRelease
-from fedseal.core.registry import Registry
+from fedseal.core.registry import Declared, Info, Registry
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 
 Stage: TypeAlias = Literal["data", "model", "sample", "gradient", "update", "encoding", "aggregate"]
 """Where a defence acts; a pipeline composes defences in this order.
@@ -154,13 +155,13 @@ class AttackerView:
         return f"`{self.name}`" + (f" with {values}" if values else "") + ", simulated inside the attack"
 
 
-class Defence:
+class Defence(Declared):
     """A defence that does nothing; subclasses override the hooks they need.
 
     Example:
         >>> import torch, fedseal
         >>> class Sign(fedseal.Defence):
-        ...     name = "sign"
+        ...     info = fedseal.Info("send signs only", name="sign")
         ...     def on_update(self, update, context):
         ...         return {name: tensor.sign() for name, tensor in update.items()}
         >>> Sign().uses("on_update"), Sign().uses("on_batch")
@@ -169,36 +170,16 @@ class Defence:
     Every client has an instance of its own. Hooks of several may run at once on threads of one process, so they draw
     from the context's generator only and change nothing that instances share.
 
-    The traits say what it can be composed with (`defences.rules`); where one depends on an option, the constructor
-    sets it. By default a defence claims nothing and forbids nothing.
-
     Attributes:
-        linear: the plain mean of the uploads is the aggregate; false if the server must treat each one by itself.
-        protects_labels: label inference from the upload is answered too.
-        data_dependent_mask: which coordinates are sent, or sent in clear, is chosen by the client's own values.
-        common_support: that choice is the same for all clients of a round.
-        accounts_epsilon: it states an epsilon for what it releases.
-        keeps_residual: what was not sent is added to a later upload (error feedback).
-        rescales: magnitudes lose their meaning, as under AdaDefense.
-        mixes_samples: a sample enters several of the images that are fed.
-        reads_batch: `on_gradient` or `on_update` looks at the private batch, or at its true gradient, again.
-        masks_upload: a whole upload means nothing before it is added to the others.
+        stage: where it acts.
+        needs_sample_grads: it turns per-sample gradients into the batch gradient itself.
+        traits: what it can be composed with; where one depends on an option, the constructor sets them.
     """
 
-    name: ClassVar[str] = "none"
+    info = Info("no defence", name="none")
     stage: ClassVar[Stage] = "update"
     needs_sample_grads: ClassVar[bool] = False
-
-    linear: bool = True
-    protects_labels: bool = False
-    data_dependent_mask: bool = False
-    common_support: bool = False
-    accounts_epsilon: bool = False
-    keeps_residual: bool = False
-    rescales: bool = False
-    mixes_samples: bool = False
-    reads_batch: bool = False
-    masks_upload: bool = False
+    traits: Traits = Traits()
 
     def uses(self, hook: str) -> bool:
         """Return whether the defence does anything in the hook of that name; what it does not use can be skipped."""
@@ -299,7 +280,7 @@ def _first(values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-DEFENCES: Registry[Defence] = Registry("defence", "fedseal.defences")
+DEFENCES: Registry[Defence] = Registry("defence", "fedseal.defences", group="fedseal.defences", product=Defence)
 
 register_defence = DEFENCES.register
 """Register a defence under a name: see `Registry.register`."""

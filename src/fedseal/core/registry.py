@@ -1,30 +1,39 @@
-"""One registry mechanism for attacks, defences, models and data sets.
+"""One registry mechanism for attacks, defences, models, data sets, partitions, label rules and metrics.
 
-An entry is a factory with annotated keyword arguments and a frozen `Info` record. A *spec* is how a person writes a
-configured entry: `name` or `name:key=value,key=value`. Arguments are coerced to their annotations; an unknown name or
+An entry is a factory with annotated keyword arguments and a frozen `Info` record, its only declaration. A *spec* is how
+a person writes a configured entry: `name`, `name:key=value,key=value`, or `package.module:attribute`, with options
+behind a second colon, for what is registered nowhere. Arguments are coerced to their annotations; an unknown name or
 argument is answered with its near matches. A registry imports the modules of its package on first use, so adding an
-entry is one new file with one decorator and nothing else to edit.
+entry is one new file with one decorator and nothing else to edit; installed packages add theirs by entry points.
 """
 
 from __future__ import annotations
 
-import difflib
+import copy
 import importlib
 import inspect
 import pkgutil
+import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import FedsealError, InputError, UsageError
+from fedseal.core.plugins import Offer, blamed_on, is_reference, load_reference, offers
+from fedseal.core.specs import Spec, near_matches, parse_spec
+
+__all__ = ["Declared", "Entry", "FunctionRegistry", "Info", "Registry", "Spec", "near_matches", "parse_spec"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a registry says about an entry without building it.
+    """What an entry declares, once: a registry says it without building anything, and what is built knows it.
 
     Example:
         >>> import fedseal
@@ -36,22 +45,46 @@ class Info:
         paper: author, venue and year of the method, or "" where there is none.
         threat: the threat model an attack needs or a defence answers ("passive", "active", ...).
         needs: named capabilities an attack must be granted (see `core.knowledge`).
+        strengths: options of a defence at the strengths to sweep, the papers' own, thinned out for a CPU.
+        name: what it is registered as; the registry fills it in.
     """
 
     summary: str
     paper: str = ""
     threat: str = ""
     needs: tuple[str, ...] = ()
+    strengths: tuple[str, ...] = ()
+    name: str = ""
+
+
+class Declared:
+    """What knows its own declaration; attacks and defences do, so that refusals call them by their names."""
+
+    info: Info = Info("")
+
+    @property
+    def name(self) -> str:
+        """The name it is registered as, or its class's."""
+        return self.info.name or type(self).__name__
 
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered factory with its record."""
+    """A factory with its record.
+
+    Attributes:
+        name: what it is registered as, or `module:attribute`.
+        factory: called with the options of a spec.
+        info: its declaration, the name filled in.
+        parameters: options by name, their annotations resolved.
+        origin: the package that brings it.
+    """
 
     name: str
     factory: Callable[..., T]
     info: Info
     parameters: Mapping[str, inspect.Parameter] = field(repr=False)
+    origin: str = "fedseal"
 
     def describe(self) -> dict[str, Any]:
         """Return the record as plain data, as `fedseal list --json` prints it."""
@@ -61,63 +94,13 @@ class Entry(Generic[T]):
             "paper": self.info.paper,
             "threat": self.info.threat,
             "needs": list(self.info.needs),
+            "strengths": list(self.info.strengths),
             "options": {
                 key: None if parameter.default is inspect.Parameter.empty else parameter.default
                 for key, parameter in self.parameters.items()
             },
+            "origin": self.origin,
         }
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A name with options: the parsed form of `name:key=value,...`.
-
-    Everything after the first colon is kept whole in `argument` when it holds no `=`, so that `npz:PATH` and
-    `folder:PATH` are specs too.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    argument: str | None = None
-
-    def __str__(self) -> str:
-        if self.argument is not None:
-            return f"{self.name}:{self.argument}"
-        if not self.options:
-            return self.name
-        return f"{self.name}:" + ",".join(f"{key}={value}" for key, value in self.options.items())
-
-
-def parse_spec(text: str) -> Spec:
-    """Parse `name`, `name:key=value,key=value` or `name:argument`."""
-    name, colon, rest = text.strip().partition(":")
-    if not name:
-        raise UsageError(f"{text!r} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
-    if not colon:
-        return Spec(name)
-    if "=" not in rest:
-        if not rest:
-            raise UsageError(f"{text!r} ends in a colon.", hint="Write NAME:key=value,key=value.")
-        return Spec(name, argument=rest)
-    options: dict[str, str] = {}
-    for part in rest.split(","):
-        key, equals, value = part.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals or not key or not value:
-            raise UsageError(f"{part!r} in {text!r} is not key=value.", hint="Write NAME:key=value,key=value.")
-        if key in options:
-            raise UsageError(f"option {key!r} is given twice in {text!r}.", hint="Give it once.")
-        options[key] = value.strip()
-    return Spec(name, options)
-
-
-def near_matches(name: str, known: Iterator[str] | list[str]) -> str:
-    """Return a sentence with the names closest to `name`, or all of them when none is close."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return "Did you mean " + " or ".join(repr(match) for match in close) + "?"
-    return "Known: " + ", ".join(names) + "." if names else "None are known."
 
 
 def _annotated(factory: Callable[..., Any]) -> Any:
@@ -127,19 +110,39 @@ def _annotated(factory: Callable[..., Any]) -> Any:
     return factory if is_dataclass(factory) else factory.__init__
 
 
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return a factory's named parameters, with annotations resolved; one that cannot be resolved allows anything."""
+    try:
+        hints = typing.get_type_hints(_annotated(factory))
+    except (NameError, TypeError, AttributeError):  # names that exist for a type checker only
+        hints = {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        key: parameter.replace(annotation=hints.get(key, Any))
+        for key, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind in named
+    }
+
+
 class Registry(Generic[T]):
-    """Named factories of one kind, filled by the modules of one package.
+    """Named factories of one kind, filled by the modules of one package and by entry points of others.
 
     Args:
         kind: what an entry is, in the singular, for messages.
         package: dotted name of the package whose modules register entries when imported.
+        group: of the entry points by which other packages add theirs; None for none.
+        product: what factories must return; None for no check.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, *, group: str | None = None, product: type | None = None) -> None:
         self.kind = kind
+        self.group = group
         self._package = package
+        self._product = product
         self._entries: dict[str, Entry[T]] = {}
         self._loaded = False
+        self._offers: dict[str, list[Offer]] | None = None
+        self._broken: dict[str, FedsealError] = {}
 
     def register(self, name: str, info: Info) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Return a decorator that registers a factory under `name`; a clash is an error, never an overwrite.
@@ -161,27 +164,58 @@ class Registry(Generic[T]):
                     f"the {self.kind} {name!r} is registered already, by {self._entries[name].factory!r}.",
                     hint="Choose another name.",
                 )
-            hints = typing.get_type_hints(_annotated(factory))
-            parameters = {
-                key: parameter.replace(annotation=hints.get(key, Any))
-                for key, parameter in inspect.signature(factory).parameters.items()
-            }
-            self._entries[name] = Entry(name, factory, info, parameters)
+            self._entries[name] = self._declared(name, factory, info)
+            if inspect.isclass(factory) and issubclass(factory, Declared):
+                factory.info = self._entries[name].info
             return factory
 
         return decorate
 
     def names(self) -> list[str]:
-        """Return all registered names, sorted."""
+        """Return all registered names, those of installed packages too, sorted."""
         self._load()
+        for name in list(self._offered()):
+            self._take(name)
         return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        self._load()
+        if name in self._offered():
+            self._take(name)
+        return name in self._entries
+
+    def problems(self) -> dict[str, str]:
+        """Return what installed packages offer and cannot be used, by name, with the reason."""
+        self.names()
+        return {name: str(error) for name, error in self._broken.items()}
 
     def entry(self, name: str) -> Entry[T]:
         """Return the entry called `name`."""
-        self._load()
-        if name not in self._entries:
-            raise UsageError(f"there is no {self.kind} called {name!r}.", hint=near_matches(name, list(self._entries)))
-        return self._entries[name]
+        if name in self:
+            return self._entries[name]
+        self.names()  # a package may register more than its entry point names
+        if name in self._entries:
+            return self._entries[name]
+        if name in self._broken:
+            raise self._broken[name]
+        raise UsageError(
+            f"there is no {self.kind} called {name!r}.",
+            hint=near_matches(name, self._entries) + (f" {_OWN}" if self.group else ""),
+        )
+
+    def find(self, spec: Spec | str) -> Entry[T]:
+        """Return the entry a spec names: a registered one, or what `module:attribute` refers to."""
+        spec = parse_spec(spec) if isinstance(spec, str) else spec
+        reference = spec.name if spec.argument is None else f"{spec.name}:{spec.argument}"
+        if self.group is None or spec.name in self or not is_reference(reference):
+            return self.entry(spec.name)
+        value = load_reference(reference, hint=near_matches(spec.name, self.names()))
+        return self._foreign(reference, value)
 
     def build(self, spec: Spec | str, /, **extra: Any) -> T:
         """Build the entry that `spec` names, its options coerced to the factory's annotations.
@@ -191,20 +225,89 @@ class Registry(Generic[T]):
             extra: arguments the caller supplies itself (data root, shapes); options of the spec may override them.
         """
         spec = parse_spec(spec) if isinstance(spec, str) else spec
-        entry = self.entry(spec.name)
-        options = {key: value for key, value in extra.items() if key in entry.parameters} | dict(spec.options)
-        if spec.argument is not None:
-            first = next(iter(entry.parameters), None)
-            if first is None:
-                raise UsageError(f"the {self.kind} {spec.name!r} takes no argument, got {spec.argument!r}.")
-            options[first] = spec.argument
-        missing = [key for key, p in entry.parameters.items() if p.default is p.empty and key not in options]
+        entry = self.find(spec)
+        options = {key: self._coerce(entry, key, value) for key, value in self._options(entry, spec).items()}
+        given = {key: value for key, value in extra.items() if key in entry.parameters} | options
+        missing = [key for key, p in entry.parameters.items() if p.default is p.empty and key not in given]
         if missing:
             raise UsageError(
-                f"the {self.kind} {spec.name!r} needs {' and '.join(map(repr, missing))}.",
-                hint=f"Write {spec.name}:{','.join(f'{key}=VALUE' for key in missing)}.",
+                f"the {self.kind} {entry.name!r} needs {' and '.join(map(repr, missing))}.",
+                hint=f"Write {entry.name}:{','.join(f'{key}=VALUE' for key in missing)}.",
             )
-        return entry.factory(**{key: self._coerce(entry, key, value) for key, value in options.items()})
+        return self._make(entry, given)
+
+    def _options(self, entry: Entry[T], spec: Spec) -> dict[str, Any]:
+        if spec.argument is None or spec.name != entry.name:
+            return dict(spec.options)
+        first = next(iter(entry.parameters), None)
+        if first is None:
+            raise UsageError(f"the {self.kind} {spec.name!r} takes no argument, got {spec.argument!r}.")
+        return {**spec.options, first: spec.argument}
+
+    def _make(self, entry: Entry[T], options: dict[str, Any]) -> T:
+        if entry.origin == "fedseal":
+            made = entry.factory(**options)
+        else:
+            with blamed_on(f"building the {self.kind} {entry.name} failed"):
+                made = entry.factory(**options)
+        if self._product is not None and not isinstance(made, self._product):
+            raise InputError(f"{entry.name} returned {type(made).__name__}, not {self._wanted()}.")
+        if isinstance(made, Declared) and made.info != entry.info:
+            object.__setattr__(made, "info", entry.info)  # of a function, or of a frozen class
+        return made
+
+    def _wanted(self) -> str:
+        return f"a {_public_name(self._product)}" if self._product else "a function"
+
+    def _declared(self, name: str, factory: Callable[..., T], info: Info) -> Entry[T]:
+        origin = getattr(factory, "__module__", None) or "?"
+        return Entry(name, factory, replace(info, name=name), _parameters(factory), origin.partition(".")[0])
+
+    def _foreign(self, name: str, value: Any) -> Entry[T]:
+        """Return the entry of what other people's code holds: a factory, or a finished instance, which is copied."""
+        known = next((entry for entry in self._entries.values() if entry.factory is value), None)
+        if known is not None:
+            return replace(known, name=name)
+        if self._product is not None and isinstance(value, self._product) and not inspect.isclass(value):
+            instance: Any = value
+            return Entry(name, partial(copy.deepcopy, instance), _info_of(value, name), {}, name.partition(".")[0])
+        if not callable(value):
+            raise InputError(f"{name} is {type(value).__name__}, not {self._wanted()} or a function that returns one.")
+        try:
+            return self._declared(name, value, _info_of(value, name))
+        except ValueError as error:
+            raise InputError(f"{name} does not tell its arguments.", hint="Write a function around it.") from error
+
+    def _offered(self) -> dict[str, list[Offer]]:
+        """Return the entry points that were not taken yet, by name."""
+        if self._offers is None:
+            self._offers = {}
+            for offer in offers(self.group) if self.group else ():
+                self._offers.setdefault(offer.name, []).append(offer)
+        return self._offers
+
+    def _take(self, name: str) -> None:
+        """Register what entry points offer under a name; what cannot be used is kept as a problem, and warned of."""
+        claims = self._offered().pop(name)
+        offer = claims[0]
+        try:
+            if len(claims) > 1:
+                packages = " and ".join(claim.package for claim in claims)
+                raise UsageError(f"the {self.kind} {name!r} is offered by {packages}.", hint="Uninstall one of them.")
+            module = offer.reference.partition(":")[0]
+            if name in self._entries and self._entries[name].origin != module.partition(".")[0]:
+                raise UsageError(
+                    f"the {self.kind} {name!r} of {offer.package} has the name of one that is there already.",
+                    hint="Its package must choose another name.",
+                )
+            value = load_reference(offer.reference)
+            if name not in self._entries and inspect.ismodule(value):
+                raise UsageError(f"{module!r} registers no {self.kind} called {name!r}.", hint="Its decorator must.")
+            if name not in self._entries:
+                self._entries[name] = replace(self._foreign(name, value), name=name)
+        except FedsealError as error:
+            self._broken[name] = error
+            warnings.warn(f"{offer.package} offers the {self.kind} {name!r}, refused: {error}", stacklevel=2)
 
     def _coerce(self, entry: Entry[T], key: str, value: Any) -> Any:
         from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -235,3 +338,55 @@ class Registry(Generic[T]):
         for module in pkgutil.walk_packages(package.__path__, prefix=self._package + "."):
             importlib.import_module(module.name)
         self._loaded = True
+
+
+class FunctionRegistry(Registry[T]):
+    """Named functions: an entry is not called when it is built, its options are bound to it.
+
+    Args:
+        supplied: how many leading arguments are given at every call; those behind them are options.
+        kind, package, group: as for any registry.
+    """
+
+    def __init__(self, kind: str, package: str, *, supplied: int, group: str | None = None) -> None:
+        super().__init__(kind, package, group=group)
+        self._supplied = supplied
+
+    def register(self, name: str, info: Info) -> Callable[[F], F]:
+        """Return a decorator that registers a function under `name`."""
+        decorate = super().register(name, info)
+
+        def keep(function: F) -> F:
+            decorate(function)
+            return function
+
+        return keep
+
+    def _declared(self, name: str, factory: Callable[..., T], info: Info) -> Entry[T]:
+        entry = super()._declared(name, factory, info)
+        options = dict(list(entry.parameters.items())[self._supplied :])
+        if len(entry.parameters) < self._supplied:
+            raise InputError(f"the {self.kind} {name} must take {self._supplied} arguments or more.")
+        return replace(entry, parameters=options)
+
+    def _make(self, entry: Entry[T], options: dict[str, Any]) -> T:
+        return typing.cast(T, partial(entry.factory, **options) if options else entry.factory)
+
+
+_OWN = "Your own is written package.module:attribute."
+
+
+def _public_name(kind: type) -> str:
+    """Return the shortest dotted name a class can be imported by: `torch.nn.Module`, not where it is written."""
+    parts = kind.__module__.split(".")
+    packages = (".".join(parts[:length]) for length in range(1, len(parts)))
+    shown = (name for name in packages if getattr(sys.modules.get(name), kind.__name__, None) is kind)
+    return f"{next(shown, kind.__module__)}.{kind.__qualname__}"
+
+
+def _info_of(value: Any, name: str) -> Info:
+    """Return what other people's code declares in an `info`, or else the first line of its docstring."""
+    declared = getattr(value, "info", None)
+    if isinstance(declared, Info) and declared.summary:
+        return replace(declared, name=name)
+    return Info(next(iter((inspect.getdoc(value) or "").splitlines()), "not described").rstrip("."), name=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedseal.core.registry import Registry
 from fedseal.data.dataset import ImageDataset
 
-DATASETS: Registry[ImageDataset] = Registry("data set", "fedseal.data")
+DATASETS: Registry[ImageDataset] = Registry("data set", "fedseal.data", group="fedseal.data", product=ImageDataset)
 
 register_data = DATASETS.register
 """Register a data set under a name: see `Registry.register`."""

@@ -20,6 +20,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, check_like
+from fedseal.core.traits import Traits
 from fedseal.defences.adadefense_reading import attack_view
 from fedseal.defences.adadefense_rule import EpsilonAt, Moments, StandIn
 
@@ -28,7 +29,12 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 @DEFENCES.register(
     "adadefense",
-    Info("upload an adaptive optimiser's step instead of the gradient", paper="Yi et al., 2024", threat="passive"),
+    Info(
+        "upload an adaptive optimiser's step instead of the gradient",
+        paper="Yi et al., 2024",
+        threat="passive",
+        strengths=("dtype=float32", "dtype=bfloat16"),
+    ),
 )
 class AdaDefense(Defence):
     """The gradient's stand-in.
@@ -45,7 +51,6 @@ class AdaDefense(Defence):
         dtype: what uploaded values are rounded to.
     """
 
-    name = "adadefense"
     stage = "update"
 
     def __init__(
@@ -68,7 +73,7 @@ class AdaDefense(Defence):
         self.rule = None if variant == "none" else StandIn(variant, scale, beta1, beta2, eps, eps_at)
         self.moments = moments
         self.dtype = dtype
-        self.rescales = self.rule is not None
+        self.traits = Traits(rescales=self.rule is not None)
         self._held = Moments({}, {}, 0)
         self._before = self._held
         self._precision = _DTYPES[dtype]

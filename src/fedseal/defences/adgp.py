@@ -25,7 +25,13 @@ from fedseal.federation.wire import payload_size
 
 
 @DEFENCES.register(
-    "adgp", Info("dual pruning inside one location set for all clients", paper=PAPER, threat="passive, active")
+    "adgp",
+    Info(
+        "dual pruning inside one location set for all clients",
+        paper=PAPER,
+        threat="passive, active",
+        strengths=("k=0.4", "k=0.2", "k=0.1"),
+    ),
 )
 class AlignedDualGradientPruning(FeedbackPruning):
     """Aligned dual gradient pruning per tensor.
@@ -38,7 +44,6 @@ class AlignedDualGradientPruning(FeedbackPruning):
             default, as under dgp.
     """
 
-    name = "adgp"
     stage = "update"
 
     def __init__(self, k1: float = 0.05, k: float = 0.2, feedback: bool = True, hinge: float = 0.0) -> None:
@@ -50,7 +55,7 @@ class AlignedDualGradientPruning(FeedbackPruning):
         self.k1 = k1
         self.k = k
         super().__init__(feedback, active=k < 1, hinge=hinge)
-        self.common_support = self.data_dependent_mask
+        self.traits = replace(self.traits, common_support=self.traits.data_dependent_mask)
         self._received: tuple[int, dict[str, Tensor]] | None = None
         self._location: dict[str, Tensor] = {}
         self._chosen_here = False

@@ -24,6 +24,7 @@ from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, flatten, unflatten
+from fedseal.core.traits import Traits
 
 _MASK_BYTES = 8
 _CKKS_BYTES = 96
@@ -42,14 +43,13 @@ class SecureAggregation(Defence):
         clients: n; 1 leaves the scenario as it is and is zero strength.
     """
 
-    name = "secagg"
     stage = "aggregate"
 
     def __init__(self, clients: int = 3) -> None:
         if clients < 1:
             raise UsageError(f"secagg needs clients >= 1, got {clients}.", hint="1 hides nothing.")
         self.clients = clients
-        self.masks_upload = clients > 1
+        self.traits = Traits(masks_upload=clients > 1)
 
     def reshape(self, shape: RoundShape) -> RoundShape:
         """Let the server see the mean of n clients."""
@@ -88,7 +88,6 @@ class SelectiveEncryption(Defence):
         per_tensor: the share is taken of every tensor by itself.
     """
 
-    name = "selective-encryption"
     stage = "aggregate"
 
     def __init__(self, ratio: float = 0.8, common: bool = False, per_tensor: bool = False) -> None:
@@ -97,8 +96,7 @@ class SelectiveEncryption(Defence):
         self.ratio = ratio
         self.common = common
         self.per_tensor = per_tensor
-        self.data_dependent_mask = ratio > 0 and not common
-        self.common_support = common
+        self.traits = Traits(data_dependent_mask=ratio > 0 and not common, common_support=common)
         self._hidden: dict[str, Tensor] = {}
 
     def server_view(self, update: Tensors) -> Tensors:
@@ -211,7 +209,6 @@ class CancellingNoise(Defence):
             upload.
     """
 
-    name = "cancelling-noise"
     stage = "aggregate"
 
     def __init__(self, c: float = 3.0, clients: int = 2, view: Literal["aggregate", "client"] = "aggregate") -> None:
@@ -224,7 +221,7 @@ class CancellingNoise(Defence):
         self.c = c
         self.clients = clients
         self.view = view
-        self.masks_upload = c > 0
+        self.traits = Traits(masks_upload=c > 0)
         self._letterbox = _Letterbox()
 
     def reshape(self, shape: RoundShape) -> RoundShape:

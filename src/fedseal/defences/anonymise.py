@@ -46,7 +46,6 @@ class Blur(Defence):
         sigma: deviation of the Gaussian in pixels.
     """
 
-    name = "blur"
     stage = "data"
 
     def __init__(self, sigma: float = 1.0) -> None:
@@ -74,7 +73,6 @@ class Pixelate(Defence):
         block: side of a block in pixels.
     """
 
-    name = "pixelate"
     stage = "data"
 
     def __init__(self, block: int = 4) -> None:

@@ -94,7 +94,6 @@ class ATS(Defence):
         flip: whether images are mirrored at random before the policy; the authors do.
     """
 
-    name = "ats"
     stage = "data"
 
     def __init__(self, policy: str | None = "3-1-7+43-18-18", crop: int = 0, flip: bool = False) -> None:

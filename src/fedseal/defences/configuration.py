@@ -32,7 +32,6 @@ class LocalSteps(Defence):
         steps: 1 leaves the scenario as it is.
     """
 
-    name = "local-steps"
     stage = "data"
 
     def __init__(self, steps: int = 8) -> None:
@@ -65,7 +64,6 @@ class LargeBatch(Defence):
         size: 1 leaves the scenario as it is.
     """
 
-    name = "large-batch"
     stage = "data"
 
     def __init__(self, size: int = 64) -> None:
@@ -91,7 +89,6 @@ class Pretrained(Defence):
             default, so that nobody takes random weights for trained ones.
     """
 
-    name = "pretrained"
     stage = "model"
 
     def __init__(self, checkpoint: Path | None) -> None:

@@ -19,6 +19,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, Defence, RoundContext
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.noise import clip_to_norm
 from fedseal.defences.pruning import check_ratio, kept_count, largest_mask, match_observed_support
 
@@ -39,7 +40,6 @@ class DeepGradientCompression(Defence):
         dense: whether tensors of at most one dimension, such as biases, are sent whole.
     """
 
-    name = "dgc"
     stage = "update"
 
     def __init__(
@@ -63,7 +63,7 @@ class DeepGradientCompression(Defence):
         self.warmup = warmup
         self.clip = clip
         self.dense = dense
-        self.data_dependent_mask = self.keeps_residual = ratio > 0
+        self.traits = Traits(data_dependent_mask=ratio > 0, keeps_residual=ratio > 0)
         self._momentum: dict[str, Tensor] = {}
         self._velocity: dict[str, Tensor] = {}
 

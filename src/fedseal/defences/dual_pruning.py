@@ -21,6 +21,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.pruning import ErrorFeedback, match_observed_support
 from fedseal.defences.selection import largest_and_middle
 
@@ -92,10 +93,9 @@ class FeedbackPruning(Defence):
         if hinge < 0:
             raise UsageError(f"{self.name} needs hinge >= 0, got {hinge:g}.", hint="0 leaves it out.")
         self.hinge = hinge
-        self.data_dependent_mask = active
-        self.keeps_residual = active and feedback
+        self.traits = Traits(data_dependent_mask=active, keeps_residual=active and feedback)
         self._active = active
-        self._withheld = ErrorFeedback(self.name, self.keeps_residual)
+        self._withheld = ErrorFeedback(self.name, self.traits.keeps_residual)
         self._record = SentRecord(self.name)
         self._unsent_before: dict[str, Tensor] = {}
 
@@ -127,7 +127,7 @@ class FeedbackPruning(Defence):
     @property
     def residual_is_unknown(self) -> bool:
         """Whether the last upload held residuals that the server cannot know."""
-        return self.keeps_residual and bool(self._unsent_before)
+        return self.traits.keeps_residual and bool(self._unsent_before)
 
     def without_residuals(self, observed: Tensors) -> Tensors:
         """Leave of an upload what was sent in the client's round before too, and so is the gradient and nothing else.
@@ -167,7 +167,13 @@ def hinge(gradient: Tensors, observed: Tensors, within: Tensors | None = None) -
 
 
 @DEFENCES.register(
-    "dgp", Info("upload neither the largest nor the smallest entries", paper=PAPER, threat="passive, active")
+    "dgp",
+    Info(
+        "upload neither the largest nor the smallest entries",
+        paper=PAPER,
+        threat="passive, active",
+        strengths=("k1=0.03,k2=0.45", "k1=0.05,k2=0.75", "k1=0.06,k2=0.9", "k1=0.2,k2=0.6"),
+    ),
 )
 class DualGradientPruning(FeedbackPruning):
     """Dual gradient pruning per tensor.
@@ -181,7 +187,6 @@ class DualGradientPruning(FeedbackPruning):
         hinge: weight of `hinge` for an attacker who knows the defence; none by default, see `attacker_view`.
     """
 
-    name = "dgp"
     stage = "update"
 
     def __init__(

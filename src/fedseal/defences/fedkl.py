@@ -66,7 +66,6 @@ class FedKL(Defence):
         key: length of the key; 0 locks nothing.
     """
 
-    name = "fedkl"
     stage = "model"
 
     def __init__(self, key: int = 1024) -> None:

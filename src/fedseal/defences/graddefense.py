@@ -23,6 +23,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, No
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
+from fedseal.core.traits import Traits
 
 
 def sensitivities(root: Batch, context: RoundContext) -> Tensor:
@@ -119,8 +120,6 @@ class GradDefense(Defence):
             client's gradient.
     """
 
-    name = "graddefense"
-
     def __init__(
         self,
         scale: float = 0.01,
@@ -147,7 +146,7 @@ class GradDefense(Defence):
         self.root = root
         self.refresh = refresh
         self.server_scale = server_scale
-        self.reads_batch = scale > 0
+        self.traits = Traits(reads_batch=scale > 0)
         self._root: Batch | None = None
         self._sensitivity: Tensor | None = None
         self._measured = 0

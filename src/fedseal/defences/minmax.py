@@ -15,6 +15,7 @@ from torch import Tensor
 from fedseal.core.defence import DEFENCES, AttackerView, Defence, RoundContext
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
+from fedseal.core.traits import Traits
 from fedseal.defences.pruning import check_ratio, kept_count, match_observed_support
 
 _TAIL = 4.0
@@ -38,7 +39,12 @@ def minmax_sample(vector: Tensor, kept: int, generator: torch.Generator) -> Tens
 
 @DEFENCES.register(
     "minmax",
-    Info("upload a random sample of entries, large ones likelier", paper="Zhao et al., SIGMOD 2022", threat="passive"),
+    Info(
+        "upload a random sample of entries, large ones likelier",
+        paper="Zhao et al., SIGMOD 2022",
+        threat="passive",
+        strengths=("ratio=0.5", "ratio=0.8", "ratio=0.95"),
+    ),
 )
 class MinMaxSampling(Defence):
     """MinMax sampling.
@@ -48,14 +54,13 @@ class MinMaxSampling(Defence):
         scope: entries compete over the whole update, as in the authors' code, or within their tensor.
     """
 
-    name = "minmax"
     stage = "update"
 
     def __init__(self, ratio: float = 0.95, scope: Literal["update", "tensor"] = "update") -> None:
         check_ratio(self.name, ratio)
         self.ratio = ratio
         self.scope = scope
-        self.data_dependent_mask = ratio > 0
+        self.traits = Traits(data_dependent_mask=ratio > 0)
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
         """Sample entries."""

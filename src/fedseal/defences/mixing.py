@@ -19,6 +19,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
+from fedseal.core.traits import Traits
 
 _OWN_SHAPE = 3
 
@@ -65,7 +66,7 @@ class _Mixing(Defence):
             )
         self.k = k
         self.largest = largest
-        self.mixes_samples = k > 1
+        self.traits = Traits(mixes_samples=k > 1)
         self._pool: Batch | None = None
         self._places: dict[bytes, int] = {}
         self._mixed: int | None = None
@@ -131,8 +132,6 @@ class MixUp(_Mixing):
         largest: bound on the coefficients.
     """
 
-    name = "mixup"
-
     def __init__(self, k: int = 4, largest: float = 0.65) -> None:
         super().__init__(k, largest)
 
@@ -149,8 +148,6 @@ class InstaHide(_Mixing):
         largest: bound on the coefficients.
         flip: whether pixels' signs are flipped.
     """
-
-    name = "instahide"
 
     def __init__(self, k: int = 4, largest: float = 0.65, flip: bool = True) -> None:
         super().__init__(k, largest)

@@ -19,6 +19,7 @@ from fedseal.core.errors import UsageError
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten
+from fedseal.core.traits import Traits
 from fedseal.defences.accounting import gaussian_epsilon
 
 _DELTA = 1e-5
@@ -73,7 +74,7 @@ class UploadNoise(Defence):
         self.law = law
         self.clip = clip
         self.order = order
-        self.accounts_epsilon = law.scale > 0 and not math.isinf(clip)
+        self.traits = Traits(accounts_epsilon=law.scale > 0 and not math.isinf(clip))
         self._rounds = 0
         self._coordinates = 0
 
@@ -109,7 +110,12 @@ class UploadNoise(Defence):
 
 @DEFENCES.register(
     "gaussian",
-    Info("clip the upload, add Gaussian noise to every coordinate", paper="Abadi et al., CCS 2016", threat="passive"),
+    Info(
+        "clip the upload, add Gaussian noise to every coordinate",
+        paper="Abadi et al., CCS 2016",
+        threat="passive",
+        strengths=("sigma=0.0001", "sigma=0.001", "sigma=0.01", "sigma=0.1"),
+    ),
 )
 class GaussianNoise(UploadNoise):
     """Clipping and Gaussian noise on the upload.
@@ -119,15 +125,13 @@ class GaussianNoise(UploadNoise):
         clip: L2 norm the upload is clipped to first; `inf` for no clipping.
     """
 
-    name = "gaussian"
-
     def __init__(self, sigma: float = 0.01, clip: float = 1.0) -> None:
         super().__init__(NoiseLaw("gaussian", sigma), clip)
         self.sigma = sigma
 
     def report(self) -> CostReport:
         """State the nominal epsilon, by FedLeak's sigma = C sqrt(2 ln(1/delta)) / epsilon, and the exact one."""
-        if not self.accounts_epsilon:
+        if not self.traits.accounts_epsilon:
             return CostReport()
         mu = math.sqrt(self._rounds) * self.clip / self.sigma
         return CostReport(
@@ -145,7 +149,12 @@ class GaussianNoise(UploadNoise):
 
 @DEFENCES.register(
     "laplace",
-    Info("clip the upload, add Laplace noise to every coordinate", paper="Dwork et al., TCC 2006", threat="passive"),
+    Info(
+        "clip the upload, add Laplace noise to every coordinate",
+        paper="Dwork et al., TCC 2006",
+        threat="passive",
+        strengths=("scale=0.0001", "scale=0.001", "scale=0.01", "scale=0.1"),
+    ),
 )
 class LaplaceNoise(UploadNoise):
     """Clipping and Laplace noise on the upload.
@@ -156,8 +165,6 @@ class LaplaceNoise(UploadNoise):
         norm: which norm is clipped: `l2` as in Refiner, or `l1`, the one pure differential privacy asks for.
     """
 
-    name = "laplace"
-
     def __init__(self, scale: float = 0.01, clip: float = 1.0, norm: Literal["l1", "l2"] = "l2") -> None:
         super().__init__(NoiseLaw("laplace", scale), clip, 1.0 if norm == "l1" else 2.0)
         self.scale = scale
@@ -165,7 +172,7 @@ class LaplaceNoise(UploadNoise):
 
     def report(self) -> CostReport:
         """State epsilon = sensitivity / b: nominal with C as the sensitivity, accounted with the L1 norm C allows."""
-        if not self.accounts_epsilon:
+        if not self.traits.accounts_epsilon:
             return CostReport()
         sensitivity = self._sensitivity()
         loose = "" if self.norm == "l1" else ", for which clipping by L2 leaves an L1 sensitivity of C sqrt(N)"

@@ -21,6 +21,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.pruning import match_observed_support
 
 Fisher: TypeAlias = Literal["dim0", "batches"]
@@ -36,6 +37,7 @@ Counter: TypeAlias = Literal["round", "total"]
         "prune each tensor, add noise where the Fisher information is large, ever more rarely",
         paper="Wang, Hugh and Li, INFOCOM 2023",
         threat="passive",
+        strengths=("prune=50", "prune=80", "prune=95"),
     ),
 )
 class Outpost(Defence):
@@ -50,7 +52,6 @@ class Outpost(Defence):
         counter: see `Counter`.
     """
 
-    name = "outpost"
     stage = "gradient"
 
     def __init__(
@@ -73,7 +74,7 @@ class Outpost(Defence):
         self.noise = noise
         self.fisher = fisher
         self.counter = counter
-        self.data_dependent_mask = prune > 0
+        self.traits = Traits(data_dependent_mask=prune > 0)
         self._iteration = 0
         self._fisher_sum: dict[str, Tensor] = {}
         self._steps = 0

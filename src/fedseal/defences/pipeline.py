@@ -24,20 +24,10 @@ from fedseal.core.defence import (
     merge_reports,
 )
 from fedseal.core.privacy import PrivateRelease
+from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences import rules
-
-_TRAITS = (
-    "protects_labels",
-    "data_dependent_mask",
-    "accounts_epsilon",
-    "keeps_residual",
-    "rescales",
-    "mixes_samples",
-    "reads_batch",
-    "masks_upload",
-)
-"""What a pipeline has if any member has it."""
 
 
 class Pipeline(Defence):
@@ -47,17 +37,13 @@ class Pipeline(Defence):
         members: in the order they act.
     """
 
-    name = "pipeline"
+    info = Info("several defences, one after the other", name="pipeline")
 
     def __init__(self, members: Sequence[Defence]) -> None:
         rules.check(members)
         self.members = tuple(members)
         self._reducer = next((member for member in members if member.needs_sample_grads), None)
-        self.linear = all(member.linear for member in members)
-        masking = [member for member in members if member.data_dependent_mask or member.common_support]
-        self.common_support = bool(masking) and all(member.common_support for member in masking)
-        for trait in _TRAITS:
-            setattr(self, trait, any(getattr(member, trait) for member in members))
+        self.traits = Traits.combine([member.traits for member in members])
 
     @property
     def needs_sample_grads(self) -> bool:  # type: ignore[override]

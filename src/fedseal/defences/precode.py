@@ -105,7 +105,6 @@ class Precode(Defence):
         deterministic_eval: whether prediction uses the mean of the code.
     """
 
-    name = "precode"
     stage = "model"
 
     def __init__(self, k: int = 256, beta: float = 1e-3, deterministic_eval: bool = True) -> None:

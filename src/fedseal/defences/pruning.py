@@ -17,6 +17,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, Defence, RoundContext
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, check_like
+from fedseal.core.traits import Traits
 
 
 def check_ratio(name: str, ratio: float) -> None:
@@ -90,7 +91,12 @@ class ErrorFeedback:
 
 @DEFENCES.register(
     "topk",
-    Info("upload only the largest entries of each tensor", paper="Aji and Heafield, EMNLP 2017", threat="passive"),
+    Info(
+        "upload only the largest entries of each tensor",
+        paper="Aji and Heafield, EMNLP 2017",
+        threat="passive",
+        strengths=("ratio=0.5", "ratio=0.8", "ratio=0.9", "ratio=0.99"),
+    ),
 )
 class TopK(Defence):
     """Magnitude pruning per tensor.
@@ -100,15 +106,13 @@ class TopK(Defence):
         feedback: whether withheld values are added to the next round's update.
     """
 
-    name = "topk"
     stage = "update"
 
     def __init__(self, ratio: float = 0.8, feedback: bool = False) -> None:
         check_ratio(self.name, ratio)
         self.ratio = ratio
         self.feedback = feedback
-        self.data_dependent_mask = ratio > 0
-        self.keeps_residual = feedback
+        self.traits = Traits(data_dependent_mask=ratio > 0, keeps_residual=feedback)
         self._withheld = ErrorFeedback(self.name, feedback)
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:

@@ -18,6 +18,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, Defence, RoundContext
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.pruning import ErrorFeedback
 
 _IDENTITY_BITS = 32
@@ -60,7 +61,12 @@ def _beyond(difference: Tensor, width: Tensor) -> Tensor:
 
 @DEFENCES.register(
     "quantise",
-    Info("round the upload to a few bits per entry", paper="Alistarh et al., NeurIPS 2017", threat="passive"),
+    Info(
+        "round the upload to a few bits per entry",
+        paper="Alistarh et al., NeurIPS 2017",
+        threat="passive",
+        strengths=("bits=1", "bits=2", "bits=4", "bits=8"),
+    ),
 )
 class Quantise(Defence):
     """Quantisation per tensor.
@@ -73,7 +79,6 @@ class Quantise(Defence):
         feedback: whether the rounding error is added to the next round's update.
     """
 
-    name = "quantise"
     stage = "encoding"
 
     def __init__(
@@ -90,7 +95,7 @@ class Quantise(Defence):
         self.rounding = rounding
         self.scale = scale
         self.sign = sign
-        self.keeps_residual = feedback
+        self.traits = Traits(keeps_residual=feedback)
         self._error = ErrorFeedback(self.name, feedback)
 
     @property

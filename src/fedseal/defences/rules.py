@@ -58,16 +58,21 @@ class Rule:
 
 def _claims_epsilon(member: Defence) -> bool:
     """Tell whether a member states an epsilon; what it reports counts even if it did not declare it."""
-    return member.accounts_epsilon or member.report().epsilon_nominal is not None
+    return member.traits.accounts_epsilon or member.report().epsilon_nominal is not None
+
+
+def _either(one: Defence, other: Defence, holds: Callable[[Defence, Defence], bool]) -> bool:
+    """Tell whether something holds of two members in one order or the other."""
+    return holds(one, other) or holds(other, one)
 
 
 def _one_reads_batch_other_needs_samples(one: Defence, other: Defence) -> bool:
-    return (one.reads_batch and other.needs_sample_grads) or (one.needs_sample_grads and other.reads_batch)
+    return _either(one, other, lambda a, b: a.traits.reads_batch and b.needs_sample_grads)
 
 
 def _own_set_beside_masks(one: Defence, other: Defence) -> bool:
-    return one.stage == other.stage == "aggregate" and (
-        (one.data_dependent_mask and other.masks_upload) or (one.masks_upload and other.data_dependent_mask)
+    return one.stage == other.stage == "aggregate" and _either(
+        one, other, lambda a, b: a.traits.data_dependent_mask and b.traits.masks_upload
     )
 
 
@@ -89,7 +94,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "residual of the noised vector",
         "15, rule 2",
-        lambda earlier, later: earlier.keeps_residual and _claims_epsilon(later),
+        lambda earlier, later: earlier.traits.keeps_residual and _claims_epsilon(later),
         "{earlier} keeps what it does not send, before {later} adds noise: a later round sends it again, and no "
         "epsilon of {later} covers that.",
         ", so that the residual is of the noised vector",
@@ -98,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "mask before noise",
         "15, rule 1",
-        lambda earlier, later: earlier.data_dependent_mask and _claims_epsilon(later),
+        lambda earlier, later: earlier.traits.data_dependent_mask and _claims_epsilon(later),
         "{earlier} chooses coordinates by the private values before {later} adds noise: where that choice shows, no "
         "epsilon of {later} covers it, and where the noise fills the gaps, nothing is saved.",
         ": after the noise, pruning is free post-processing",
@@ -107,7 +112,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "private batch after noise",
         "15, rule 1",
-        lambda earlier, later: _claims_epsilon(earlier) and later.reads_batch,
+        lambda earlier, later: _claims_epsilon(earlier) and later.traits.reads_batch,
         "{later} looks at the private batch again after {earlier} has added noise: that is no post-processing, and "
         "the epsilon of {earlier} is void.",
         swap=True,
@@ -123,7 +128,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "mixed samples and per-sample accounting",
         "15, rule 6",
-        lambda earlier, later: earlier.mixes_samples and later.needs_sample_grads and _claims_epsilon(later),
+        lambda earlier, later: earlier.traits.mixes_samples and later.needs_sample_grads and _claims_epsilon(later),
         "{earlier} puts a person's image into several of the samples that {later} clips one by one: the epsilon it "
         "states for one sample does not hold for one person, that would need group accounting.",
         "Clip and noise the whole upload instead, for example {earlier}+gaussian.",
@@ -131,21 +136,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "prune before rescaling",
         "15, rule 3",
-        lambda earlier, later: earlier.rescales and later.data_dependent_mask,
+        lambda earlier, later: earlier.traits.rescales and later.traits.data_dependent_mask,
         "{earlier} makes all magnitudes alike, so {later} would choose by nothing.",
         swap=True,
     ),
     Rule(
         "linear aggregation",
         "15, rule 4",
-        lambda earlier, later: later.stage == "aggregate" and not earlier.linear,
+        lambda earlier, later: later.stage == "aggregate" and not earlier.traits.linear,
         "{later} lets the server see sums only, and {earlier} needs the server to treat every upload by itself.",
         "Leave one of them out.",
     ),
     Rule(
         "one quantiser",
         "15, rule 5",
-        lambda earlier, later: earlier.stage == "encoding" and later.masks_upload,
+        lambda earlier, later: earlier.stage == "encoding" and later.traits.masks_upload,
         "{later} adds up numbers on its own grid, and {earlier} puts every client on another: the sum is on neither, "
         "and no byte is saved.",
         "Leave {earlier} out: masked sums are quantised already.",
@@ -160,7 +165,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "one mask",
         "15, rule 4",
-        lambda earlier, later: earlier.masks_upload and later.masks_upload,
+        lambda earlier, later: earlier.traits.masks_upload and later.traits.masks_upload,
         "{earlier} and {later} both mask whole uploads: the second hides nothing more, and partners of the one need "
         "not be in the sum of the other.",
         "Keep one of them.",
@@ -169,10 +174,10 @@ RULES: tuple[Rule, ...] = (
         "masked sums are dense",
         "15, rule 4",
         lambda earlier, later: (
-            earlier.data_dependent_mask
-            and not earlier.common_support
+            earlier.traits.data_dependent_mask
+            and not earlier.traits.common_support
             and earlier.stage != "aggregate"
-            and later.masks_upload
+            and later.traits.masks_upload
         ),
         "{earlier} leaves out other entries for every client, and under {later} they travel as masked zeros: the "
         "upload is dense, its bytes are not those counted",

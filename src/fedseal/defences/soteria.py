@@ -26,6 +26,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.pruning import match_observed_support
 from fedseal.models.structure import ExecutedLayer, executed_layers
 
@@ -140,6 +141,7 @@ def estimated_row_norms(
         "withhold the gradient of the features that leak most, in one linear layer",
         paper="Sun et al., CVPR 2021",
         threat="passive",
+        strengths=("ratio=0.3", "ratio=0.5", "ratio=0.7", "ratio=0.9"),
     ),
 )
 class Soteria(Defence):
@@ -154,7 +156,6 @@ class Soteria(Defence):
         attacker: the break an aware attacker uses, see `Break`.
     """
 
-    name = "soteria"
     stage = "gradient"
 
     def __init__(
@@ -172,7 +173,7 @@ class Soteria(Defence):
         self.probes = probes
         self.official_score = official_score
         self.attacker = attacker
-        self.data_dependent_mask = self.reads_batch = ratio > 0
+        self.traits = Traits(data_dependent_mask=ratio > 0, reads_batch=ratio > 0)
         self._weight: str | None = None
         self._passes = 0.0
 

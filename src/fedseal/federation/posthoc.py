@@ -61,7 +61,7 @@ def _acts_in_training(member: Defence) -> bool:
     return (
         any(member.uses(hook) for hook in _TRAINING_HOOKS)
         or member.needs_sample_grads
-        or member.reads_batch
+        or member.traits.reads_batch
         or member.reshape(RoundShape()) != RoundShape()
     )
 

@@ -7,12 +7,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from fedseal.attacks.labels import LABEL_RULES
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Registry, near_matches
 from fedseal.data.partition import PARTITIONERS
 from fedseal.data.registry import DATASETS
+from fedseal.metrics.registry import METRICS
 from fedseal.models.registry import MODELS
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -21,6 +23,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "models": MODELS,
     "data": DATASETS,
     "partitions": PARTITIONERS,
+    "labels": LABEL_RULES,
+    "metrics": METRICS,
 }
 _SUPPLIED = {"input_shape", "num_classes", "data_root"}
 
@@ -46,5 +50,6 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
         options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
         paper = f" ({entry['paper']})" if entry["paper"] else ""
         needs = f"; needs {', '.join(entry['needs'])}" if entry["needs"] else ""
-        table.add_row(entry["name"], entry["summary"] + paper + needs, options)
+        origin = f"; from {entry['origin']}" if entry["origin"] != "fedseal" else ""
+        table.add_row(entry["name"], entry["summary"] + paper + needs + origin, options)
     return table

@@ -31,6 +31,7 @@ class TrialRecord(BaseModel):
         knowledge: the ledger of what the attacker was given, in words.
         artefact: file with `originals` and `reconstructions`, relative to the run's directory.
         notes: what the attack wants said.
+        metrics: per original image, what each further metric the scenario asks for says, by spec.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -58,3 +59,4 @@ class TrialRecord(BaseModel):
     knowledge: dict[str, str] = {}
     artefact: str | None = None
     notes: tuple[str, ...] = ()
+    metrics: dict[str, tuple[float, ...]] = {}

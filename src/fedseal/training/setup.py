@@ -79,7 +79,7 @@ def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tupl
     train = DATASETS.build(spec, data_root=data_root)
     if scenario.test is not None:
         test = DATASETS.build(scenario.test, data_root=data_root)
-    elif "split" in DATASETS.entry(spec.name).parameters and spec.argument is None and "split" not in spec.options:
+    elif spec.argument is None and "split" in DATASETS.find(spec).parameters and "split" not in spec.options:
         test = DATASETS.build(Spec(spec.name, {**spec.options, "split": "test"}), data_root=data_root)
     else:
         train, test = split_public(train, scenario.test_fraction, seed)

@@ -58,9 +58,6 @@ class FishingAttack(IsolatingAttack):
         iterations: of it; 0 for its own default.
     """
 
-    name = "fishing"
-    needs = frozenset({"batch_size"})
-
     def __init__(self, target: int = -1, inversion: str = "ig", iterations: int = 0) -> None:
         self._target = target
         super().__init__(inversion, iterations)

@@ -93,9 +93,7 @@ class Glaus(ActiveAttack):
         iterations: of it; 0 for its own default.
     """
 
-    name = "glaus"
     remembers = Draws
-    needs = frozenset({"batch_size", "auxiliary"})
 
     def __init__(self, draws: int = 1000, use: Use = "ranks", inversion: str = "dlg", iterations: int = 0) -> None:
         if not 1 <= draws <= MOST_DRAWS:

@@ -147,9 +147,7 @@ class ImprintAttack(ReadingAttack):
         gain: of the block; 0 for 1e-6 with one local step and 1 with more.
     """
 
-    name = "imprint"
     remembers = ImprintMemory
-    needs = frozenset({"batch_size", "auxiliary"})
 
     def __init__(
         self,

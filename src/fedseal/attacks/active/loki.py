@@ -127,9 +127,7 @@ class LokiAttack(ReadingAttack):
         rescale: how images known up to scale are shown.
     """
 
-    name = "loki"
     remembers = LokiMemory
-    needs = frozenset({"batch_size", "auxiliary", "clients"})
 
     def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax") -> None:
         if csf <= 0:

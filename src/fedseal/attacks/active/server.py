@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.labels import LABEL_RULES, LabelGuess, infer_labels
+from fedseal.attacks.labels import LabelGuess, infer_labels, is_rule
 from fedseal.attacks.reading import image_count
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Normalisation
@@ -27,11 +27,9 @@ class ActiveAttack(Attack):
     """An attack whose server alters the model.
 
     Attributes:
-        name: of the attack, for messages.
         remembers: what `provoke` keeps of what it sent.
     """
 
-    name: ClassVar[str]
     remembers: ClassVar[type]
 
     def check(self, observation: Observation) -> None:
@@ -126,6 +124,6 @@ def filled(found: Tensor, count: int, knowledge: Knowledge) -> Tensor:
 def labels_of(observation: Observation, seed: int) -> LabelGuess:
     """Return the labels by the threat model's rule; zeros where it has none, as these attacks work without."""
     knowledge = observation.knowledge
-    if knowledge.labels is None and knowledge.label_rule not in LABEL_RULES:
+    if knowledge.labels is None and not is_rule(knowledge.label_rule):
         return LabelGuess(torch.zeros(image_count(observation), dtype=torch.long), ("labels were not inferred",))
     return infer_labels(observation, seed)

@@ -48,9 +48,6 @@ class SuppressionAttack(IsolatingAttack):
         iterations: of it; 0 for its own default.
     """
 
-    name = "suppression"
-    needs = frozenset({"batch_size", "clients"})
-
     def __init__(self, inversion: str = "ig", iterations: int = 0) -> None:
         super().__init__(inversion, iterations)
 

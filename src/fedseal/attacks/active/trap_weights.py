@@ -132,9 +132,7 @@ class TrapWeights(ReadingAttack):
         place: where the trap lies.
     """
 
-    name = "cah"
     remembers = TrapMemory
-    needs = frozenset({"batch_size"})
 
     def __init__(self, rows: int = 512, sigma: float = 0.5, scale: float = 0.0, place: Place = "auto") -> None:
         if rows < 1 or sigma <= 0 or scale < 0:

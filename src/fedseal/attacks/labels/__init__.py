@@ -7,6 +7,14 @@ softmax and n_c the number of labels c. Every rule reads that equation with anot
 from fedseal.attacks.labels.counts import round_to_sum
 from fedseal.attacks.labels.guess import LabelGuess
 from fedseal.attacks.labels.refine import refine_labels
-from fedseal.attacks.labels.rules import LABEL_RULES, infer_labels
+from fedseal.attacks.labels.rules import LABEL_RULES, infer_labels, is_rule, label_rule
 
-__all__ = ["LABEL_RULES", "LabelGuess", "infer_labels", "refine_labels", "round_to_sum"]
+__all__ = [
+    "LABEL_RULES",
+    "LabelGuess",
+    "infer_labels",
+    "is_rule",
+    "label_rule",
+    "refine_labels",
+    "round_to_sum",
+]

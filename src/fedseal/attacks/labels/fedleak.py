@@ -8,19 +8,24 @@ gets no label; `element` reads the largest entry of the gradient for every term,
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
 
 from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import last_layer
+from fedseal.attacks.labels.rules import LABEL_RULES
 from fedseal.attacks.labels.signs import smallest
 from fedseal.core.observation import Observation
+from fedseal.core.registry import Info
 
 Reading = Literal["column", "element"]
 
 
+_PAPER = "Fan et al., USENIX Security 2025"
+
+
+@LABEL_RULES.register("fedleak-count", Info("counts in proportion to row sums, as FedLeak reads them", paper=_PAPER))
 def fedleak_count(observation: Observation, seed: int, reading: Reading = "column") -> LabelGuess:
     """Apply the rule with one of the two readings of its maximum."""
     layer = last_layer(observation, seed)
@@ -38,4 +43,7 @@ def fedleak_count(observation: Observation, seed: int, reading: Reading = "colum
     return guess_from_counts(counts, notes)
 
 
-fedleak_count_element = partial(fedleak_count, reading="element")
+@LABEL_RULES.register("fedleak-count-element", Info("the same, its maximum read as the largest entry", paper=_PAPER))
+def fedleak_count_element(observation: Observation, seed: int) -> LabelGuess:
+    """Apply the rule with the other reading of its maximum."""
+    return fedleak_count(observation, seed, "element")

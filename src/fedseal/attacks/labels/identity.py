@@ -22,9 +22,11 @@ from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import LastLayer, last_layer
 from fedseal.attacks.labels.llg import llg
 from fedseal.attacks.labels.probes import Responses, noise_inputs, public_responses, respond
+from fedseal.attacks.labels.rules import LABEL_RULES
 from fedseal.attacks.labels.signs import idlg, yin
 from fedseal.attacks.reading import image_count
 from fedseal.core.observation import Observation
+from fedseal.core.registry import Info
 
 _POOR = 0.25
 _CONFIDENT = 0.25
@@ -35,6 +37,7 @@ _UNIFORM = "counts are inferred as if the softmax were uniform, which explains t
 _TRAINED = "the network is confident even on noise, which says little of its softmax on data: labels by gradient sizes"
 
 
+@LABEL_RULES.register("identity", Info("solve g_b = p - n / B for the counts n, with the best estimate of p at hand"))
 def identity(observation: Observation, seed: int) -> LabelGuess:
     """Solve the identity with the best p at hand: class-conditional on public data, else noise or 1 / C.
 
@@ -58,6 +61,7 @@ def identity(observation: Observation, seed: int) -> LabelGuess:
     return _guess(layer, min(from_noise, from_uniform, key=lambda estimate: misfit(estimate.counts, layer.count)))
 
 
+@LABEL_RULES.register("identity-noise", Info("the same equation with p measured on noise, without public data"))
 def identity_noise(observation: Observation, seed: int) -> LabelGuess:
     """Solve the identity with p from noise, whatever else is known."""
     if image_count(observation) == 1:

@@ -14,12 +14,17 @@ from fedseal.attacks.labels.counts import misfit, round_to_sum
 from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import last_layer
 from fedseal.attacks.labels.llg import llg_plus
+from fedseal.attacks.labels.rules import LABEL_RULES
 from fedseal.core.observation import Observation
+from fedseal.core.registry import Info
 
 _TINY = 1e-12
 _POOR = 0.25
 
 
+@LABEL_RULES.register(
+    "ilrg", Info("class features from the gradient itself, then equations for the counts", paper="Ma et al., ICLR 2023")
+)
 def ilrg(observation: Observation, seed: int) -> LabelGuess:
     """Solve iLRG's equations for the counts."""
     layer = last_layer(observation, seed)

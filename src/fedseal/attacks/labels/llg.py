@@ -14,11 +14,14 @@ from fedseal.attacks.labels.class_means import mean_gradients
 from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import LastLayer, last_layer
 from fedseal.attacks.labels.probes import Responses, dummy_inputs, public_responses, respond
+from fedseal.attacks.labels.rules import LABEL_RULES
 from fedseal.core.observation import Observation
+from fedseal.core.registry import Info
 
 _WRONG_IMPACT = "no row sum behaves as LLG expects: labels are spread over the smallest rows"
 
 
+@LABEL_RULES.register("llg", Info("count labels by the row sums of the last weight", paper="Wainakh et al., PETS 2022"))
 def llg(observation: Observation, seed: int) -> LabelGuess:
     """Take m = (1 + 1/C) / B times the sum of the negative row sums, and no offset."""
     layer = last_layer(observation, seed)
@@ -27,6 +30,9 @@ def llg(observation: Observation, seed: int) -> LabelGuess:
     return _extract(layer, rows, rows, impact, layer.notes)
 
 
+@LABEL_RULES.register(
+    "llg-plus", Info("the same, impact and offsets measured on public or dummy data", paper="Wainakh et al., PETS 2022")
+)
 def llg_plus(observation: Observation, seed: int) -> LabelGuess:
     """Measure m and the offsets s_c on public data if there are any (LLG+), else on dummy data (LLG*)."""
     layer = last_layer(observation, seed)

@@ -1,32 +1,44 @@
-"""The label rules by name, and the choice among them."""
+"""The registry of label rules, and the choice among them.
+
+A rule is a function (observation, seed) -> guess; what it takes beside these two are its options. The default is
+`identity`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
-from fedseal.attacks.labels.fedleak import fedleak_count, fedleak_count_element
 from fedseal.attacks.labels.guess import LabelGuess
-from fedseal.attacks.labels.identity import identity, identity_noise
-from fedseal.attacks.labels.ilrg import ilrg
-from fedseal.attacks.labels.llg import llg, llg_plus
-from fedseal.attacks.labels.signs import analytic, idlg, yin
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import InputError, UsageError
 from fedseal.core.observation import Observation
-from fedseal.core.registry import near_matches
+from fedseal.core.plugins import is_reference
+from fedseal.core.registry import FunctionRegistry, near_matches, parse_spec
 
-LABEL_RULES: dict[str, Callable[[Observation, int], LabelGuess]] = {
-    "idlg": idlg,
-    "analytic": analytic,
-    "yin": yin,
-    "llg": llg,
-    "llg-plus": llg_plus,
-    "ilrg": ilrg,
-    "fedleak-count": fedleak_count,
-    "fedleak-count-element": fedleak_count_element,
-    "identity": identity,
-    "identity-noise": identity_noise,
-}
-"""Rules (observation, seed) -> guess; the default is `identity`."""
+LabelRule: TypeAlias = Callable[[Observation, int], LabelGuess]
+
+LABEL_RULES: FunctionRegistry[LabelRule] = FunctionRegistry(
+    "label rule", "fedseal.attacks.labels", supplied=2, group="fedseal.labels"
+)
+
+GIVEN, UNKNOWN = "true", "unknown"
+"""What a scenario says in the place of a rule: the attacker is given the labels, or does without."""
+
+
+def is_rule(text: str) -> bool:
+    """Tell whether a text names a rule, by name or as `module:attribute`, and not that there is none."""
+    return text not in {GIVEN, UNKNOWN} and (parse_spec(text).name in LABEL_RULES or is_reference(text))
+
+
+def label_rule(text: str) -> LabelRule:
+    """Return the rule a text names, its options bound."""
+    spec = parse_spec(text)
+    if spec.name not in LABEL_RULES and ":" not in text:
+        raise UsageError(
+            f"there is no label rule called {text!r}.",
+            hint=near_matches(text, [*LABEL_RULES, GIVEN, UNKNOWN]),
+        )
+    return LABEL_RULES.build(spec)
 
 
 def infer_labels(observation: Observation, seed: int) -> LabelGuess:
@@ -34,9 +46,9 @@ def infer_labels(observation: Observation, seed: int) -> LabelGuess:
     knowledge = observation.knowledge
     if knowledge.labels is not None:
         return LabelGuess(knowledge.labels)
-    if knowledge.label_rule not in LABEL_RULES:
-        raise UsageError(
-            f"there is no label rule called {knowledge.label_rule!r}.",
-            hint=near_matches(knowledge.label_rule, [*LABEL_RULES, "true", "unknown"]),
+    guess = label_rule(knowledge.label_rule)(observation, seed)
+    if not isinstance(guess, LabelGuess):
+        raise InputError(
+            f"the label rule {knowledge.label_rule} returned {type(guess).__name__}.", hint="It must be a LabelGuess."
         )
-    return LABEL_RULES[knowledge.label_rule](observation, seed)
+    return guess

@@ -12,13 +12,18 @@ from torch import Tensor
 from fedseal.attacks.labels.counts import spread
 from fedseal.attacks.labels.guess import LabelGuess, guess_from_counts
 from fedseal.attacks.labels.last_layer import last_layer
+from fedseal.attacks.labels.rules import LABEL_RULES
 from fedseal.attacks.reading import image_count
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
+from fedseal.core.registry import Info
 
 REPEATED = "more images than classes: the rule assumes distinct labels, repeats are guessed from gradient sizes"
 
 
+@LABEL_RULES.register(
+    "idlg", Info("the one class with a negative gradient; a single image only", paper="Zhao et al., arXiv 2020")
+)
 def idlg(observation: Observation, seed: int) -> LabelGuess:
     """Return the one class whose gradient is negative, the label of a single image; exact with a bias."""
     if image_count(observation) != 1:
@@ -30,6 +35,7 @@ def idlg(observation: Observation, seed: int) -> LabelGuess:
     return LabelGuess(signal.argmin().reshape(1), notes)
 
 
+@LABEL_RULES.register("analytic", Info("the classes with a negative bias gradient, as many as images"))
 def analytic(observation: Observation, seed: int) -> LabelGuess:
     """Return the classes with a negative bias gradient; if they are not B, the B most negative ones."""
     layer = last_layer(observation, seed)
@@ -41,6 +47,9 @@ def analytic(observation: Observation, seed: int) -> LabelGuess:
     return smallest(signal, layer.count, notes)
 
 
+@LABEL_RULES.register(
+    "yin", Info("the classes whose weight rows have the smallest minima", paper="Yin et al., CVPR 2021")
+)
 def yin(observation: Observation, seed: int) -> LabelGuess:
     """Return the B classes whose rows of the last weight's gradient have the smallest minima (features >= 0)."""
     layer = last_layer(observation, seed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,6 +16,7 @@ from fedseal.attacks.labels import LabelGuess, infer_labels, refine_labels
 from fedseal.attacks.matching.derivatives import SecondOrder, choose_derivatives
 from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.groups import Consensus, GroupConsistency
+from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.attacks.matching.objectives import Objective, ObjectiveFactory
 from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameterisation, Pixels
 from fedseal.attacks.matching.priors import Priors, Statistics
@@ -29,10 +30,11 @@ from fedseal.attacks.reading import (
     input_normalisation,
     update_scale,
 )
-from fedseal.core.attack import Attack, Budget, Listener
+from fedseal.core.attack import Attack, Budget, Caveat, Listener
 from fedseal.core.errors import CapabilityError, InputError, TrialError, UsageError
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import flatten
 
@@ -45,6 +47,11 @@ LabelMode: TypeAlias = Literal["fixed", "joint", "free"]
 LocalSteps: TypeAlias = Literal["average", "unroll"]
 """A weight change is read as a mean gradient, or its local steps are simulated one by one."""
 
+_KINKS = Caveat(
+    "ReLU with L-BFGS",
+    "needs a twice differentiable model; ReLU and max-pooling have kinks, so it will look weaker than attackers are.",
+    "Judge this model by attacks that use Adam, such as `ig`.",
+)
 _REPORTS = 40
 _CONFIDENT_LOGIT = 10.0
 
@@ -103,10 +110,15 @@ class MatchingAttack(Attack):
         config: which member of the family.
     """
 
-    needs = frozenset({"batch_size"})
+    info = Info("match the gradient", needs=("batch_size",))
 
     def __init__(self, config: MatchingConfig) -> None:
         self.config = config
+
+    def caveats(self, model: nn.Module) -> tuple[Caveat, ...]:
+        """Say that L-BFGS, which takes curvature for granted, is led astray by kinks."""
+        kinked = any(isinstance(module, nn.ReLU | nn.LeakyReLU | nn.MaxPool2d) for module in model.modules())
+        return (_KINKS,) if kinked and isinstance(self.config.optimiser, LBFGS) else ()
 
     def run_many(
         self,

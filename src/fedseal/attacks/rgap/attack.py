@@ -58,8 +58,6 @@ class RecursiveAttack(Attack):
         report_every: iterations between two reports to the listener.
     """
 
-    needs = frozenset({"batch_size"})
-
     def __init__(self, iterations: int = 400, cutoff: float = 1e-7, report_every: int = 3) -> None:
         if iterations < 1 or not 0 < cutoff < 1 or report_every < 1:
             raise InputError("rgap needs iterations >= 1, 0 < cutoff < 1 and report_every >= 1.")

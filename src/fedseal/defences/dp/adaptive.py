@@ -48,8 +48,6 @@ class AdaptiveDP(PrivateGradients):
     norm_sigma: float = 5.0
     loss: Literal["batch", "server"] = "batch"
 
-    name = "dp-adaptive"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.alpha < math.inf or not 0 < self.beta <= 1 or not 0 < self.norm_sigma < math.inf:

@@ -48,8 +48,6 @@ class FedCDP(PrivateGradients):
     decay: Decay = "linear"
     rounds: int = 100
 
-    name = "fed-cdp"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         last = self.sigma if self.sigma_end is None else self.sigma_end

@@ -13,6 +13,7 @@ from fedseal.core.defence import AttackerView, CostReport, Defence, NoiseLaw, Ro
 from fedseal.core.errors import UsageError
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.accounting import Accountant, PrivacyLedger, require_opacus
 from fedseal.defences.dp.batch_norm import MARK, batch_norm_refused, has_batch_norm, replace_batch_norm
 from fedseal.defences.dp.clipping import Clipping, clip_lone_sample, clipped_sum
@@ -63,7 +64,7 @@ class PrivateGradients(Defence):
             )
         if self.sigma > 0 and (self.sample_rate < 1 or self.accountant == "rdp"):
             require_opacus()
-        self.accounts_epsilon = self.sigma > 0
+        self.traits = Traits(accounts_epsilon=self.sigma > 0)
         self._ledger = PrivacyLedger(self.name, self.delta, self.accountant, self.budget)
         self._samples = 0
         self._tensors = 0

@@ -15,10 +15,9 @@ from fedseal.defences.dp.mechanism import PrivateGradients
         "clip each sample's gradient, add Gaussian noise to their sum, account epsilon",
         paper="Abadi et al., CCS 2016",
         threat="passive",
+        strengths=("sigma=0.001", "sigma=0.01", "sigma=0.1", "sigma=1"),
     ),
 )
 @dataclass(eq=False)
 class DPSGD(PrivateGradients):
     """DP-SGD at constant strength."""
-
-    name = "dp-sgd"

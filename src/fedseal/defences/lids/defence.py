@@ -16,6 +16,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
+from fedseal.core.traits import Traits
 from fedseal.defences.lids.construction import Construction, Recipe, construct, lids_directory, seed_from
 from fedseal.defences.lids.groups import form_batches
 
@@ -39,7 +40,6 @@ class Lids(Defence):
         cache: whether a client's construction is kept on its disk and resumed.
     """
 
-    name = "lids"
     stage = "data"
 
     def __init__(
@@ -48,7 +48,7 @@ class Lids(Defence):
         if samples < 1 or epochs < 1:
             raise UsageError(f"lids needs samples >= 1 and epochs >= 1, got {samples} and {epochs}.")
         self.samples, self.tau, self.augment, self.epochs, self.cache = samples, tau, augment, epochs, cache
-        self.mixes_samples = samples > 1
+        self.traits = Traits(mixes_samples=samples > 1)
         self._built: Construction | None = None
         self._formed: dict[int, Tensor] = {}
         self._seed = 0

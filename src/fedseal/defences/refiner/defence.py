@@ -22,6 +22,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.traits import Traits
 from fedseal.defences.refiner.adaptive import Adaptive, into_the_ball, noise_prior, on_the_sphere
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
@@ -76,6 +77,7 @@ class _Seen:
         "send the gradient of refined, noisy images that train almost like the private ones",
         paper="Fan et al., USENIX Security 2025",
         threat="passive",
+        strengths=("epsilon=0.01", "epsilon=0.1", "epsilon=0.5", "epsilon=0.9"),
     ),
 )
 class Refiner(Defence):
@@ -104,7 +106,6 @@ class Refiner(Defence):
         prior: weight of the evaluation network in an aware attacker's objective.
     """
 
-    name = "refiner"
     stage = "data"
 
     def __init__(
@@ -146,7 +147,7 @@ class Refiner(Defence):
         self.prior = prior
         self._check()
         self.acts = epsilon > 0 and (alpha > 0 or (beta > 0 and self.t > 0))
-        self.reads_batch = self.acts
+        self.traits = Traits(reads_batch=self.acts)
         self._noise = noise_judge(evaluator)
         self._judge = self._privacy_judge()
         self._memory = RefinedMemory(self.warm)

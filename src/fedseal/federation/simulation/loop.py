@@ -353,7 +353,7 @@ def _shapes(
         )
     if config.algorithm == "fedsgd" and any(shape.local_steps > 1 for shape in shapes):
         raise UsageError(f"{defence.name} takes several local steps, fedsgd one.", hint="Use `algorithm: fedavg`.")
-    if defence.masks_upload and config.weighting == "examples" and len(set(sizes)) > 1:
+    if defence.traits.masks_upload and config.weighting == "examples" and len(set(sizes)) > 1:
         raise UsageError(
             f"{defence.name} masks uploads, which only a plain mean unmasks, and the clients' sizes differ.",
             hint="Use `weighting: uniform`.",

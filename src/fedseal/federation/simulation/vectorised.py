@@ -53,7 +53,7 @@ def can_vectorise(model: nn.Module, defence: Defence, config: RoundConfig, examp
     if any(isinstance(module, (_BatchNorm, _DropoutNd)) and module.training for module in model.modules()):
         return False
     hooks = ["on_batch", "extra_loss", "broadcast", *(["on_gradient"] if config.kind == "delta" else [])]
-    if defence.needs_sample_grads or defence.reads_batch or any(defence.uses(hook) for hook in hooks):
+    if defence.needs_sample_grads or defence.traits.reads_batch or any(defence.uses(hook) for hook in hooks):
         return False
     images, labels = example.images[:1].expand(2, 1, -1, -1, -1), example.labels[:1].expand(2, 1)
     try:

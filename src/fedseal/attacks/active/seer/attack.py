@@ -64,9 +64,7 @@ class SeerAttack(ReadingAttack):
         seed: of the training.
     """
 
-    name = "seer"
     remembers = SeerMemory
-    needs = frozenset({"batch_size", "auxiliary"})
 
     def __init__(
         self,
