@@ -159,8 +159,8 @@ class Pipeline(Defence):
         claim is about single ones.
         """
         gathered = tuple(release for member in self.members for release in member.releases())
-        mixed = any(member.mixes_samples for member in self.members)
-        if any(member.reads_batch for member in self.members) or (mixed and any(r.unit == "sample" for r in gathered)):
+        mixed = self.traits.mixes_samples
+        if self.traits.reads_batch or (mixed and any(r.unit == "sample" for r in gathered)):
             return ()
         return gathered
 
