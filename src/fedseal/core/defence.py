@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import Channel, constant_variance
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Declared, Info, Registry
 from fedseal.core.tensors import Tensors
@@ -121,6 +122,11 @@ class NoiseLaw:
     family: Literal["gaussian", "laplace"]
     scale: float
 
+    @property
+    def variance(self) -> float:
+        """Of one coordinate."""
+        return self.scale**2 * (1.0 if self.family == "gaussian" else 2.0)
+
 
 @dataclass(frozen=True)
 class AttackerView:
@@ -138,6 +144,8 @@ class AttackerView:
             if there is none and of order 1 at most; for what is known of coordinates that were not sent.
         image_prior: maps images [B, C, H, W] in [0, 1] to what their look costs, given what the defence does to images.
         personal: `simulate` or `penalty` holds what was learnt of one client and serves no other observation.
+        channel: what the last upload let through, for the ideal reading, where this is not what `simulate`, `read` and
+            `noise` say already; see `carried`.
     """
 
     name: str
@@ -148,6 +156,16 @@ class AttackerView:
     penalty: Callable[[Tensors, Tensors], Tensor] | None = None
     image_prior: Callable[[Tensor], Tensor] | None = None
     personal: bool = False
+    channel: Channel | None = None
+
+    def carried(self) -> Channel:
+        """Return the channel: the one declared, or else `simulate` on what is read, with the noise's variance."""
+        if self.channel is not None:
+            return self.channel
+        return Channel(
+            lambda update, observed: self.simulate(update, self.read(observed)),
+            None if self.noise is None else constant_variance(self.noise.variance),
+        )
 
     def describe(self) -> str:
         """Return the view in words for the knowledge ledger."""

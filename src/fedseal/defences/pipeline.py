@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import chained
 from fedseal.core.defence import (
     DEFENCES,
     AttackerView,
@@ -189,6 +190,7 @@ class Pipeline(Defence):
             next((view.penalty for view in reversed(views) if view.penalty), None),
             next((view.image_prior for view in views if view.image_prior), None),
             any(view.personal for view in views),
+            chained([view.carried() for view in views]),
         )
 
 
