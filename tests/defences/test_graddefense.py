@@ -140,13 +140,28 @@ def test_the_filter_without_noise_is_the_identity():
     assert GradDefense(scale=0).on_gradient(update, None) is update  # type: ignore[arg-type]
 
 
-def test_an_attacker_who_is_the_server_filters_first():
-    defence = GradDefense(scale=0.01)
+def test_an_attacker_tells_clean_slices_from_noisy_ones():
+    source = generator(0)
+    signal = torch.where(torch.rand(6000, generator=source) < 0.5, 0.0, 0.003) * torch.randn(6000, generator=source)
+    signal[1500] = 0.3
+    noisy = signal.clone()
+    noisy[1000:3000] += 0.01 * torch.randn(2000, generator=source)
+    view = GradDefense(scale=0.01).attacker_view()
+    read = view.read({"w": noisy})["w"]
+    assert torch.equal(read[3200:] != 0, torch.ones(2800, dtype=torch.bool))  # clean zeros count as seen
+    assert torch.allclose(read[3200:], signal[3200:])
+    assert float((read[1200:2800] != 0).double().mean()) < 0.01
+    assert read[1500] == noisy[1500]  # far above the noise
+    dummy = view.simulate({"w": torch.ones(6000)}, {"w": read})["w"]
+    assert torch.equal(dummy, (read != 0).float())
+
+
+def test_an_attacker_keeps_what_is_noisy_everywhere():
     noise = {"w": 0.01 * torch.randn(5000, generator=generator(0))}
-    view = defence.attacker_view()
-    assert torch.equal(view.read(noise)["w"], defence.on_aggregate(noise)["w"])
-    assert view.noise is not None
-    assert view.noise.scale == 0.01
+    assert torch.equal(GradDefense(scale=0.01).attacker_view().read(noise)["w"], noise["w"])
+    law = GradDefense(scale=0.01, slices=4, perturbed=4).attacker_view().noise
+    assert law is not None
+    assert law.scale == 0.01
 
 
 def test_sensitivities_are_measured_once_in_so_many_rounds():

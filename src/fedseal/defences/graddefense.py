@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, NoiseLaw, RoundContext, Stage
@@ -24,6 +24,14 @@ from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.core.traits import Traits
+from fedseal.defences.pruning import match_observed_support
+
+_STRETCH = 64
+"""Entries that are judged noisy or clean together."""
+_QUIET = 0.16
+"""Half of the quarter quantile of a Gaussian's magnitude, in deviations."""
+_LOUD = 4.0
+"""Deviations beyond which an entry is more signal than noise."""
 
 
 def sensitivities(root: Batch, context: RoundContext) -> Tensor:
@@ -234,10 +242,34 @@ class GradDefense(Defence):
         return CostReport(state_bytes=super().report().state_bytes, extra_passes=self._passes)
 
     def attacker_view(self) -> AttackerView:
-        """Publish the law of the noise; an attacker who is the server filters it first. Its slices stay hidden."""
+        """Publish the law of the noise. Which slices it lies on is hidden and shows in the upload (`clean_part`)."""
         parameters = {"scale": self.scale, "slices": self.slices, "perturbed": self.perturbed}
-        law = NoiseLaw("gaussian", self.scale) if self.scale > 0 and self.perturbed else None
-        return AttackerView(self.name, parameters, noise=law, read=self.on_aggregate)
+        if self.scale == 0 or self.perturbed == 0:
+            return AttackerView(self.name, parameters)
+        if self.perturbed == self.slices:
+            return AttackerView(self.name, parameters, noise=NoiseLaw("gaussian", self.scale))
+        return AttackerView(
+            self.name, parameters, match_observed_support, read=lambda observed: clean_part(observed, self.scale)
+        )
+
+
+def clean_part(update: Tensors, scale: float) -> Tensors:
+    """Return an update without what noise drowns, which is zeroed; what is clean and zero is kept as the least number.
+
+    A quarter of Gaussian draws lie below 0.32 deviations. A stretch of entries of which a quarter is far smaller than
+    that has no noise on it; as slices are long, each stretch goes with the majority around it. Entries far above the
+    noise are kept wherever they lie. Where nothing looks clean, everything is kept.
+    """
+    vector = flatten(update)
+    whole = nn.functional.pad(vector.abs().double(), (0, -len(vector) % _STRETCH), value=torch.nan)
+    quiet = whole.view(-1, _STRETCH).nanquantile(0.25, dim=1) < _QUIET * scale
+    around = nn.functional.avg_pool1d(quiet.double()[None, None], 5, 1, 2, count_include_pad=False)[0, 0] > 0.5
+    if not bool(around.any()):
+        return update
+    clean = around.repeat_interleave(_STRETCH)[: len(vector)] | (vector.abs() > _LOUD * scale)
+    least = torch.finfo(vector.dtype).tiny
+    kept = torch.where(vector == 0, vector.new_full((), least), vector)
+    return unflatten(torch.where(clean, kept, vector.new_zeros(())), update)
 
 
 def _per_class(batch: Batch, count: int) -> Batch:

@@ -54,11 +54,6 @@ def _straight_through(tensor: Tensor, value: Tensor) -> Tensor:
     return value.detach() + (tensor - tensor.detach())
 
 
-def _beyond(difference: Tensor, width: Tensor) -> Tensor:
-    """Return by how much a difference leaves [-width, width]: zero inside."""
-    return torch.sign(difference) * torch.relu(difference.abs() - width)
-
-
 @DEFENCES.register(
     "quantise",
     Info(
@@ -123,9 +118,9 @@ class Quantise(Defence):
     def attacker_view(self) -> AttackerView:
         """Publish the grid, which is visible in the upload, and how a dummy gradient meets it.
 
-        Deterministic rounding is done to the dummy too, its derivative passing straight through. Of stochastic
-        rounding the attacker knows that the true entry lies within one unit of what is observed: a dummy that does so
-        counts as a match, another differs by what it lies outside.
+        Deterministic rounding is done to the dummy too, its derivative passing straight through. Stochastic rounding is
+        without bias, so that the upload itself is what a dummy is matched to: to count every dummy within one unit as a
+        match throws away most of what the upload says (2.6 dB less at two bits on a ReLU LeNet).
         """
         parameters = {"bits": self.bits, "rounding": self.rounding, "scale": self.scale}
         return AttackerView(self.name, parameters, self._simulate)
@@ -142,7 +137,7 @@ class Quantise(Defence):
         return quantise_stochastic(tensor, unit, generator)
 
     def _simulate(self, gradient: Tensors, observed: Tensors) -> Tensors:
-        if self.bits == _IDENTITY_BITS:
+        if self.bits == _IDENTITY_BITS or (self.rounding == "stochastic" and self.bits > 1):
             return gradient
         return {name: self._on_observed_grid(tensor, observed[name]) for name, tensor in gradient.items()}
 
@@ -158,6 +153,4 @@ class Quantise(Defence):
         else:
             smallest = torch.where(magnitude == 0, torch.inf, magnitude).amin()
             unit = torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
-        if self.rounding == "stochastic":
-            return observed + _beyond(tensor - observed, unit.to(tensor.dtype))
         return _straight_through(tensor, quantise_nearest(tensor, unit))

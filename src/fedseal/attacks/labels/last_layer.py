@@ -59,13 +59,8 @@ def last_layer(observation: Observation, seed: int = 0) -> LastLayer:
     """Find the last layer by running the model on noise, and return it with its gradient, in double precision."""
     model = attack_model(observation)
     knowledge = observation.knowledge
-    layer = output_layer(model, noise_inputs(observation, seed, 2), knowledge.num_classes)
+    layer = _found(model, observation, seed)
     gradient = estimated_gradient(observation)
-    if layer is None or layer.weight_name not in gradient:
-        raise CapabilityError(
-            "labels cannot be inferred: the model does not end in a trained linear layer with one output per class.",
-            hint="Set `attacker.labels` to `unknown` or `true` in the scenario.",
-        )
     count = image_count(observation)
     scale = 1.0 if knowledge.loss_reduction == "mean" else 1.0 / _images_per_step(observation, count)
     weight_gradient = gradient[layer.weight_name].double() * scale
@@ -80,6 +75,24 @@ def last_layer(observation: Observation, seed: int = 0) -> LastLayer:
         bias_gradient,
         _oddities(weight_gradient, bias_gradient, count),
     )
+
+
+def output_names(observation: Observation, seed: int = 0) -> tuple[str, str | None]:
+    """Return the names of the last layer's weight and bias, the latter if the update holds it."""
+    layer = _found(attack_model(observation), observation, seed)
+    assert layer.weight_name is not None
+    return layer.weight_name, layer.bias_name if layer.bias_name in observation.update.tensors else None
+
+
+def _found(model: nn.Module, observation: Observation, seed: int) -> ExecutedLayer:
+    """Return the last layer, or refuse a model that has none which the update tells of."""
+    layer = output_layer(model, noise_inputs(observation, seed, 2), observation.knowledge.num_classes)
+    if layer is None or layer.weight_name not in observation.update.tensors:
+        raise CapabilityError(
+            "labels cannot be inferred: the model does not end in a trained linear layer with one output per class.",
+            hint="Set `attacker.labels` to `unknown` or `true` in the scenario.",
+        )
+    return layer
 
 
 def _images_per_step(observation: Observation, count: int) -> float:
