@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedseal.core.observation import Observation, Update
     from fedseal.core.reconstruction import Reconstruction
     from fedseal.core.registry import Info
+    from fedseal.core.watcher import Watcher
     from fedseal.data.dataset import ImageDataset
     from fedseal.data.registry import register_data
     from fedseal.detection.detector import Detection, detect
@@ -63,6 +64,7 @@ _HOMES = {
     "TrainingRun": "training.run",
     "TrainingScenario": "training.scenario",
     "Update": "core.observation",
+    "Watcher": "core.watcher",
     "detect": "detection.detector",
     "invert": "updates.inversion",
     "load_scenario": "audit.scenario",
@@ -99,6 +101,7 @@ __all__ = [
     "TrainingRun",
     "TrainingScenario",
     "Update",
+    "Watcher",
     "__version__",
     "audit",
     "detect",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedseal.audit.observer import Observer
-from fedseal.audit.plan import Job
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.trials import Outcome
 from fedseal.core.errors import InputError, UsageError
-from fedseal.store.findings import Finding
+from fedseal.core.watcher import Severity, Task, Tick, Watcher
 
 NETS = """
 import random
@@ -75,28 +72,32 @@ def numbers(run: Run) -> list[dict[str, Any]]:
     return records
 
 
-class Watcher(Observer):
+class Recording(Watcher):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.remarks: list[str] = []
         self.stored: list[tuple[int, int]] = []
 
-    def planned(self, trials: int, stored: int) -> None:
-        self.stored.append((trials, stored))
+    def planned(self, what: str, total: int, done: int) -> None:
+        assert what == "trials"
+        self.stored.append((total, done))
 
-    def found(self, scenario: str, findings: Sequence[Finding]) -> None:
-        self.told.append(f"found {scenario}")
+    def remarked(self, severity: Severity, text: str) -> None:
+        self.remarks.append(f"{severity}: {text}")
 
-    def started(self, job: Job) -> None:
-        self.told.append(f"started {job.defence}")
+    def started(self, task: Task) -> None:
+        self.told.append(f"started {task.title}")
 
-    def progressed(self, job: Job, done: float, psnr_db: float) -> None:
-        assert 0 <= done <= 1
-        self.told.append(f"progressed {job.defence}")
+    def advanced(self, task: Task, tick: Tick) -> None:
+        assert 0 <= tick.done <= task.size
+        assert set(tick.readings) == {"psnr_db"}
+        self.told.append(f"advanced {task.title}")
 
-    def finished(self, job: Job, outcomes: Sequence[Outcome]) -> None:
-        self.told.append(f"finished {job.defence}")
+    def finished(self, task: Task, count: int) -> None:
+        assert count == 2
+        self.told.append(f"finished {task.title}")
 
 
 def test_a_run_says_what_it_found_and_is_read_back_the_same(tmp_path: Path):
@@ -155,34 +156,46 @@ def test_targets_share_no_image(tmp_path: Path):
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path):
     first = run_audit([scenario()], tmp_path)
-    watcher = Watcher()
-    again = run_audit([scenario()], tmp_path, observer=watcher)
+    watcher = Recording()
+    again = run_audit([scenario()], tmp_path, watcher=watcher)
     assert watcher.stored == [(2, 2)]
-    assert watcher.told == ["found audit"]
+    assert watcher.told == []
     assert again == first
 
 
 def test_a_larger_plan_runs_only_what_is_new(tmp_path: Path):
     first = run_audit([scenario()], tmp_path)
-    watcher = Watcher()
-    more = run_audit([scenario(defences=["topk", "none"])], tmp_path, observer=watcher)
+    watcher = Recording()
+    more = run_audit([scenario(defences=["topk", "none"])], tmp_path, watcher=watcher)
     assert watcher.stored == [(6, 2)]
-    assert "started none" not in watcher.told
-    assert watcher.told.count("finished topk") == 2
+    title = "ig:iterations=3 on topk"
+    assert {text for text in watcher.told if text.startswith("started")} == {
+        f"started {title}",
+        f"started {title}, known",
+    }
     assert [record for record in more.records if record.defence == "none"] == list(first.records)
 
 
-def test_observers_are_told_in_order_while_it_happens(tmp_path: Path):
-    watcher = Watcher()
-    run_audit([scenario()], tmp_path, observer=watcher)
-    assert watcher.told[:3] == ["found audit", "started none", "progressed none"]
-    assert watcher.told[-1] == "finished none"
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_watcher_is_told_in_order_while_it_happens(tmp_path: Path, workers: int):
+    watcher = Recording()
+    run_audit([scenario(client={"normalise": True, "batch_size": 2})], tmp_path, watcher=watcher, workers=workers)
+    title = "ig:iterations=3 on none"
+    assert watcher.told[:2] == [f"started {title}", f"advanced {title}"]
+    assert watcher.told[-1] == f"finished {title}"
+
+
+def test_a_watcher_hears_the_doctor(tmp_path: Path):
+    watcher = Recording()
+    run = run_audit([scenario(client={"dtype": "float16"})], tmp_path, watcher=watcher)
+    expected = [f"{found.severity}: {found.topic}: {found.text}" for found in run.findings["audit"]]
+    assert watcher.remarks == expected != []
 
 
 def test_a_renamed_scenario_keeps_its_results_under_its_new_name(tmp_path: Path):
     first = run_audit([scenario(name="before")], tmp_path)
-    watcher = Watcher()
-    renamed = run_audit([scenario(name="after")], tmp_path, observer=watcher)
+    watcher = Recording()
+    renamed = run_audit([scenario(name="after")], tmp_path, watcher=watcher)
     assert watcher.stored == [(2, 2)]
     assert {record.scenario for record in renamed.records} == {"after"}
     assert [record.psnr for record in renamed.records] == [record.psnr for record in first.records]
@@ -226,8 +239,8 @@ def test_a_failed_trial_is_tried_again_and_a_finished_one_is_not(tmp_path: Path)
     nets = sys.modules["runner_test_nets"]
     nets.Moody.broken = False
     try:
-        watcher = Watcher()
-        mended = run_audit([scenario(model="runner_test_nets:Moody")], tmp_path, observer=watcher)
+        watcher = Recording()
+        mended = run_audit([scenario(model="runner_test_nets:Moody")], tmp_path, watcher=watcher)
     finally:
         nets.Moody.broken = True
     assert watcher.stored == [(2, 0)]

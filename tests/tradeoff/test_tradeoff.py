@@ -14,7 +14,7 @@ from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
 from fedseal.report.tradeoff_chart import tradeoff_chart
-from fedseal.tradeoff.curves import Tradeoff, attack_sweeps, open_tradeoff, train_sweeps
+from fedseal.tradeoff.curves import Tradeoff, open_tradeoff, run_tradeoff
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import parse_sweep, split_sweeps
 
@@ -61,8 +61,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Tradeoff:
         attacks=("first-layer", "ig:iterations=5"),
         targets=2,
     )
-    attack_sweeps(scenario, directory)
-    train_sweeps(scenario, directory)
+    run_tradeoff(scenario, directory)
     return open_tradeoff(directory)
 
 
@@ -89,8 +88,7 @@ def test_every_point_has_both_sides(measured: Tradeoff) -> None:
 
 def test_it_resumes_without_running_anything_again(measured: Tradeoff) -> None:
     before = sorted(path.stat().st_mtime_ns for path in (measured.directory / "audit").rglob("*.safetensors"))
-    attack_sweeps(measured.scenario, measured.directory)
-    train_sweeps(measured.scenario, measured.directory)
+    run_tradeoff(measured.scenario, measured.directory)
     after = sorted(path.stat().st_mtime_ns for path in (measured.directory / "audit").rglob("*.safetensors"))
     assert before == after
 

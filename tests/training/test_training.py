@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from fedseal.core.errors import InputError, UsageError
-from fedseal.federation.simulation import FederationConfig, RoundRecord
+from fedseal.core.watcher import Task, Tick, Watcher
+from fedseal.federation.simulation import FederationConfig
 from fedseal.report.curves import HEIGHT, WIDTH, curve_chart, partition_chart
 from fedseal.report.training_page import render_training_html, write_training_report
 from fedseal.report.utility import render_utility
 from fedseal.store.database import Store
 from fedseal.training.run import Training, TrainingRun, open_training
-from fedseal.training.runner import TrainingObserver, run_training
+from fedseal.training.runner import run_training
 from fedseal.training.scenario import TrainingScenario, load_training, validate_training
 from fedseal.training.setup import build_federation
 
@@ -86,33 +87,33 @@ def test_a_run_is_read_back_as_it_was_and_every_round_is_in_the_store(run: Train
         assert store.load_rounds(key) == history.rounds
 
 
-class Watching(TrainingObserver):
+class Watching(Watcher):
     def __init__(self, stop: int | None = None) -> None:
-        self.rounds: list[int] = []
-        self.done: list[int] = []
+        self.rounds: list[float] = []
+        self.done: list[float] = []
         self.stop = stop
 
-    def started(self, defence: str, seed: int, done: int) -> None:
-        self.done.append(done)
+    def started(self, task: Task) -> None:
+        self.done.append(task.begun)
 
-    def advanced(self, record: RoundRecord) -> None:
-        self.rounds.append(record.round)
+    def advanced(self, task: Task, tick: Tick) -> None:
+        self.rounds.append(tick.done)
         if len(self.rounds) == self.stop:
             raise KeyboardInterrupt
 
 
 def test_an_interrupted_run_goes_on_and_what_has_ended_is_not_trained_again(run: TrainingRun, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_training(scenario_of(), tmp_path, observer=Watching(stop=6))
+        run_training(scenario_of(), tmp_path, watcher=Watching(stop=6))
     assert open_training(tmp_path).utilities[1].refused == "not finished"
     watching = Watching()
-    resumed = run_training(scenario_of(), tmp_path, observer=watching)
+    resumed = run_training(scenario_of(), tmp_path, watcher=watching)
     assert watching.done[:2] == [4, 2]
     assert len(watching.rounds) == 16 - 6
     curves = [[t.history.curve for t in each.trainings if t.history] for each in (run, resumed)]
     assert curves[0] == curves[1]
     idle = Watching()
-    run_training(scenario_of(), tmp_path, observer=idle)
+    run_training(scenario_of(), tmp_path, watcher=idle)
     assert idle.rounds == []
 
 

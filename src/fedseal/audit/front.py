@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fedseal.audit.observer import Observer
 from fedseal.audit.run import Run
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
 from fedseal.core.config_file import Source, configure
 from fedseal.core.files import PathText
+from fedseal.core.watcher import Watcher
 
 
 def audit(
@@ -19,7 +18,7 @@ def audit(
     data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
-    observer: Observer | None = None,
+    watcher: Watcher | None = None,
     **values: Any,
 ) -> Run:
     """Attack a federation's updates and return what leaked; the same call again resumes.
@@ -30,7 +29,7 @@ def audit(
         data_root: where local data sets lie.
         device: where attacks run.
         workers: processes that run trials; more than 1 need the usual `if __name__ == "__main__"` guard.
-        observer: told of progress.
+        watcher: told of progress.
         values: keys of the scenario (`data`, `model`, `defences`, `attacks`, `client={"batch_size": 4}`, ...) that
             replace those of every scenario given.
 
@@ -49,9 +48,9 @@ def audit(
     return run_audit(
         [configure(source, Scenario, values, command="audit") for source in sources or [None]],
         out,
-        data_root=None if data_root is None else Path(data_root),
+        data_root=data_root,
         device=device,
         workers=workers,
         command="fedseal.audit(...)",
-        observer=observer,
+        watcher=watcher,
     )

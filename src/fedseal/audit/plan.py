@@ -39,6 +39,11 @@ class Job:
     aware: bool
     trials: tuple[PlannedTrial, ...]
 
+    @property
+    def title(self) -> str:
+        """The cell in words."""
+        return f"{self.attack} on {self.defence}" + (", known" if self.aware else "")
+
 
 def check_names(scenario: Scenario) -> None:
     """Refuse a scenario that names unknown attacks, defences, options or label rules, before anything is loaded."""

@@ -14,7 +14,6 @@ import torch
 
 from fedseal._version import VERSION
 from fedseal.audit.doctor import examine
-from fedseal.audit.observer import Observer
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
@@ -22,7 +21,8 @@ from fedseal.audit.setup import Setup, build_setup
 from fedseal.audit.trials import Outcome, TrialRunner
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import PathText
-from fedseal.engines.events import Event, Finished, Progressed, Report, Started, Work
+from fedseal.core.watcher import Report, Task, Watcher
+from fedseal.engines.events import Event, Finished, Progressed, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
@@ -38,7 +38,7 @@ def run_audit(
     device: str = "cpu",
     workers: int = 1,
     command: str = "fedseal audit",
-    observer: Observer | None = None,
+    watcher: Watcher | None = None,
 ) -> Run:
     """Run all trials of `scenarios` that `directory` does not hold yet, and return the run.
 
@@ -50,7 +50,7 @@ def run_audit(
         workers: processes that run trials; 1 runs them here. With more, the calling script needs the usual
             `if __name__ == "__main__"` guard.
         command: what to print as the way to reproduce the run.
-        observer: told of progress.
+        watcher: told of progress.
 
     Example:
         >>> import fedseal, tempfile
@@ -58,7 +58,7 @@ def run_audit(
         >>> fedseal.run_audit([scenario], tempfile.mkdtemp()).records[0].status
         'ok'
     """
-    watcher = observer or Observer()
+    watcher = watcher or Watcher()
     root = None if data_root is None else Path(data_root)
     _check_scenarios(scenarios)
     setups = [build_setup(scenario, data_root=root, device=device) for scenario in scenarios]
@@ -82,9 +82,9 @@ def run_audit(
         )
         ended = store.load([key for _, key in plan])
         stored = {key for key, record in ended.items() if record.status != "failed"}  # what broke is tried again
-        watcher.planned(len(plan), sum(key in stored for _, key in plan))
-        for name, found in findings.items():
-            watcher.found(name, found)
+        watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
+        for finding in (finding for found in findings.values() for finding in found):
+            watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
         tasks = [
             (index, job)
             for index, jobs in enumerate(plans)
@@ -96,15 +96,15 @@ def run_audit(
         make_work = partial(_make_work, tuple(scenarios), weights, root, device)
 
         def handle(event: Event) -> None:
-            job = tasks[event.index][1]
+            task = Task(tasks[event.index][1].title, key=str(event.index))
             match event:
                 case Started():
-                    watcher.started(job)
+                    watcher.started(task)
                 case Progressed():
-                    watcher.progressed(job, *event.report)
+                    watcher.advanced(task, event.report)
                 case Finished():
                     _keep(store, event.result)
-                    watcher.finished(job, event.result)
+                    watcher.finished(task, len(event.result))
 
         engine.run(make_work, tasks, handle)
         return load_run(store)
@@ -164,7 +164,7 @@ def _make_work(scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_r
                     hint="Draw them from PyTorch's generator, which the seed sets, or load a checkpoint.",
                 )
             runners[index] = TrialRunner(setup, lpips)
-        return runners[index].run(job, lambda done, psnr_db: report((done, psnr_db)))
+        return runners[index].run(job, report)
 
     return work
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Protocol
 
 import torch
 from safetensors.torch import save
@@ -18,6 +17,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
+from fedseal.core.watcher import Report, Tick
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
@@ -25,13 +25,6 @@ from fedseal.metrics.lpips import Lpips
 from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
 from fedseal.store.records import TrialRecord
-
-
-class Progress(Protocol):
-    """Told how a running job goes, for display."""
-
-    def __call__(self, done: float, psnr_db: float) -> None:
-        """Take the finished fraction and the current mean PSNR of its images."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +52,10 @@ class TrialRunner:
     def _budget(self) -> Budget:
         return Budget(self._setup.scenario.iterations, self._setup.scenario.restarts)
 
-    def run(self, job: Job, progress: Progress | None = None) -> list[Outcome]:
+    def run(self, job: Job, report: Report) -> list[Outcome]:
         """Run a job; what the set-up does not allow is `refused`, what breaks is `failed`, neither is lost."""
         try:
-            return self._attack(job, progress)
+            return self._attack(job, report)
         except CapabilityError as error:
             return self._without_result(job, "refused", str(error))
         except FedsealError as error:
@@ -70,7 +63,7 @@ class TrialRunner:
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the record says what
             return self._without_result(job, "failed", f"{type(error).__name__}: {error}")
 
-    def _attack(self, job: Job, progress: Progress | None) -> list[Outcome]:
+    def _attack(self, job: Job, report: Report) -> list[Outcome]:
         defences = [build_defence(job.defence) for _ in job.trials]
         model = self._setup.wrapped_model(defences[0])
         attack = ATTACKS.build(job.attack)
@@ -87,8 +80,8 @@ class TrialRunner:
         truth = torch.stack([target.originals.images for target in targets])
 
         def listen(done: float, images: Tensor) -> None:
-            if progress is not None:
-                progress(done, fmean(psnr(truth.flatten(0, 1), images.flatten(0, 1), data_range=1.0).tolist()))
+            reached = fmean(psnr(truth.flatten(0, 1), images.flatten(0, 1), data_range=1.0).tolist())
+            report(Tick(done, {"psnr_db": reached}))
 
         reconstructions = attack.run_many(observations, self._budget, seeds, listen)
         ledgers = [observation.knowledge.ledger() for observation in observations]

@@ -8,7 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from fedseal.cli.app import app
-from fedseal.cli.options import DataRoot, command_line, default_workers, look_here_for_models, overridden
+from fedseal.cli.options import (
+    Attacks,
+    Data,
+    DataRoot,
+    Defences,
+    Device,
+    FailOn,
+    Iterations,
+    Model,
+    Out,
+    Redact,
+    RunDirectory,
+    Targets,
+    Workers,
+    chosen_scenario,
+    look_here_for_models,
+    run_options,
+    watching,
+)
 from fedseal.core.errors import UsageError
 
 
@@ -17,27 +35,20 @@ def audit(
     scenario: Annotated[
         list[Path] | None, typer.Argument(help="Scenario files (YAML); without one, the quick preset on embedded data.")
     ] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Attack to run, e.g. ig:tv=0.01; repeatable.")] = None,
-    defence: Annotated[
-        list[str] | None, typer.Option(help="Defence to audit, e.g. topk:ratio=0.9 or gaussian+topk; repeatable.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Data set, e.g. digits, cifar10, folder:PATH.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, e.g. lenet, resnet18, package.module:attribute.")] = None,
+    attack: Attacks = None,
+    defence: Defences = None,
+    data: Data = None,
+    model: Model = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per client step.")] = None,
-    targets: Annotated[int | None, typer.Option(help="Independent batches attacked per cell.")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Attack iterations, instead of each attack's own.")] = None,
+    targets: Targets = None,
+    iterations: Iterations = None,
     seed: Annotated[int | None, typer.Option(help="Determines split, weights, targets, noise and attack.")] = None,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(help="Exit with 1 if any audited defence is at this risk or above: low, medium, high, very-high."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for store, images and reports.")] = Path("fedseal-audit"),
+    fail_on: FailOn = None,
+    out: Out = Path("fedseal-audit"),
     data_root: DataRoot = None,
-    device: Annotated[str, typer.Option(help="Where attacks run: cpu, cuda, cuda:1.")] = "cpu",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that run trials; one per core by default on a CPU.")
-    ] = None,
-    redact: Annotated[bool, typer.Option("--redact", help="Leave private images out of the report.")] = False,
+    device: Device = "cpu",
+    workers: Workers = None,
+    redact: Redact = False,
 ) -> None:
     """Attack a federation's updates and report what leaks.
 
@@ -47,14 +58,13 @@ def audit(
     from rich.console import Console
 
     from fedseal.audit.runner import run_audit
-    from fedseal.audit.scenario import load_scenario, validate_scenario
+    from fedseal.audit.scenario import Scenario
     from fedseal.audit.verdict import RiskLevel
-    from fedseal.report.progress import TerminalProgress
     from fedseal.report.terminal import render_terminal
     from fedseal.report.write import write_reports
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
-    overrides: dict[str, Any] = {
+    options = {
         "attacks": attack,
         "defences": defence,
         "data": data,
@@ -62,25 +72,13 @@ def audit(
         "targets": targets,
         "iterations": iterations,
         "seed": seed,
-        "client.batch_size": batch_size,
+        "client": {"batch_size": batch_size},
     }
     paths: list[Path | None] = [*scenario] if scenario else [None]
-    chosen = [overridden(path, "fedseal.audit", load_scenario, validate_scenario, overrides) for path in paths]
+    chosen = [chosen_scenario(path, Scenario, "audit", options) for path in paths]
     look_here_for_models()
-    try:
-        with TerminalProgress(Console(stderr=True)) as progress:
-            run = run_audit(
-                chosen,
-                out,
-                data_root=data_root,
-                device=device,
-                workers=workers or default_workers(device),
-                command=command_line(),
-                observer=progress,
-            )
-    except KeyboardInterrupt:
-        typer.echo("interrupted; run the same command again to resume.", err=True)
-        raise typer.Exit(130) from None
+    with watching() as watcher:
+        run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
     written = write_reports(run, out, redact=redact, fail_on=limit)
     Console().print(render_terminal(run))
     typer.echo(f"report: {written['html']}")
@@ -88,7 +86,7 @@ def audit(
 
 
 @app.command()
-def show(run: Annotated[Path, typer.Argument(help="Directory of a run.")]) -> None:
+def show(run: RunDirectory) -> None:
     """Show a run's verdict in the terminal."""
     from rich.console import Console
 
@@ -100,10 +98,10 @@ def show(run: Annotated[Path, typer.Argument(help="Directory of a run.")]) -> No
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    run: RunDirectory,
     out: Annotated[Path | None, typer.Option(help="Where to write; the run's directory by default.")] = None,
-    redact: Annotated[bool, typer.Option("--redact", help="Leave private images out of the report.")] = False,
-    fail_on: Annotated[str | None, typer.Option(help="Exit with 1 at this risk or above.")] = None,
+    redact: Redact = False,
+    fail_on: FailOn = None,
 ) -> None:
     """Write a run's report (HTML, JSON, JUnit) again."""
     from fedseal.audit.runner import open_run
@@ -119,7 +117,7 @@ def report(
 
 @app.command()
 def table(
-    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    run: RunDirectory,
     overview: Annotated[
         bool, typer.Option("--overview", help="Begin with defences against attacks: PSNR and SSIM, naive / aware.")
     ] = False,

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from fedseal.cli.app import app
-from fedseal.cli.options import DataRoot, look_here_for_models, numbers
-from fedseal.core.errors import UsageError
+from fedseal.cli.options import DataRoot, image_shape, look_here_for_models
 
 
 @app.command("detect")
@@ -31,14 +30,11 @@ def detect_command(
     from fedseal.detection.received import inspect_checkpoint
 
     look_here_for_models()
-    shape = None if input_shape is None else numbers(input_shape, int, "--input-shape")
-    if shape is not None and len(shape) != 3:
-        raise UsageError(f"--input-shape cannot be {input_shape!r}.", hint="Write C,H,W, for example 3,32,32.")
     found = inspect_checkpoint(
         model,
         checkpoint,
         data=data,
-        input_shape=None if shape is None else (shape[0], shape[1], shape[2]),
+        input_shape=image_shape(input_shape),
         num_classes=classes,
         batch_size=batch_size,
         train_mode=train_mode,

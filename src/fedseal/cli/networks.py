@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedseal.cli.app import app
-from fedseal.cli.options import DataRoot, overridden
+from fedseal.cli.options import DataRoot, Device, chosen_scenario
 
 
 @app.command("train-evaluator")
@@ -57,16 +57,16 @@ def train_seer_command(
         list[str] | None, typer.Option(help="Attack to train instead, e.g. seer:property=red; repeatable.")
     ] = None,
     data_root: DataRoot = None,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Train the SEER attackers a scenario needs; interrupted, the same command resumes. They are kept in the cache."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from fedseal.audit.scenario import load_scenario, validate_scenario
+    from fedseal.audit.scenario import Scenario
     from fedseal.audit.seer import train_attackers
 
-    chosen = overridden(scenario, "fedseal.audit", load_scenario, validate_scenario, {"attacks": attack})
+    chosen = chosen_scenario(scenario, Scenario, "audit", {"attacks": attack})
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("training", total=None)
         done = train_attackers(

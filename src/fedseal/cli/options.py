@@ -1,21 +1,48 @@
-"""What several commands share: options, presets with overrides, and the words they were called with."""
+"""What several commands share: options, presets with overrides, progress, and the words they were called with."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from pydantic import BaseModel
 
 from fedseal.core.errors import UsageError
 
-DataRoot = Annotated[
+if TYPE_CHECKING:
+    from fedseal.core.watcher import Watcher
+
+Attacks: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--attack", help="Attack to run, e.g. ig:tv=0.01; repeatable.")
+]
+Data: TypeAlias = Annotated[str | None, typer.Option(help="Data set, e.g. digits, cifar10, folder:PATH.")]
+DataRoot: TypeAlias = Annotated[
     Path | None, typer.Option("--data-root", help="Directory with local data sets.", envvar="FEDSEAL_DATA")
+]
+Defences: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--defence", help="Defence, e.g. topk:ratio=0.9 or gaussian+topk; repeatable.")
+]
+Device: TypeAlias = Annotated[str, typer.Option(help="Where the work is done: cpu, cuda, cuda:1.")]
+FailOn: TypeAlias = Annotated[
+    str | None, typer.Option(help="Exit with 1 at this risk or above: low, medium, high, very-high.")
+]
+Iterations: TypeAlias = Annotated[int | None, typer.Option(help="Attack iterations, instead of each attack's own.")]
+Model: TypeAlias = Annotated[
+    str | None, typer.Option(help="Model, e.g. lenet-relu, resnet18, package.module:attribute.")
+]
+Out: TypeAlias = Annotated[Path, typer.Option(help="Directory for all the run leaves; the same one resumes.")]
+Redact: TypeAlias = Annotated[bool, typer.Option("--redact", help="Leave private images out of the report.")]
+Rounds: TypeAlias = Annotated[int | None, typer.Option(help="Rounds of training.")]
+RunDirectory: TypeAlias = Annotated[Path, typer.Argument(help="Directory of a run.")]
+Targets: TypeAlias = Annotated[int | None, typer.Option(help="Independent batches attacked per cell.")]
+Workers: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="Trials or clients run at once; one per core by default on a CPU.")
 ]
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -31,38 +58,43 @@ def look_here_for_models() -> None:
     sys.path.append(str(Path.cwd()))
 
 
-def overridden(
-    path: Path | None,
-    package: str,
-    load: Callable[[Path], Config],
-    validate: Callable[..., Config],
-    overrides: dict[str, Any],
-) -> Config:
-    """Return a scenario from a file, or from a preset without one, with the command line's options on top.
+@contextmanager
+def watching() -> Iterator[Watcher]:
+    """Show progress on stderr; after Ctrl-C, say how to go on and end with 130."""
+    from rich.console import Console
+
+    from fedseal.report.progress import TerminalProgress
+
+    try:
+        with TerminalProgress(Console(stderr=True)) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume.", err=True)
+        raise typer.Exit(130) from None
+
+
+def chosen_scenario(path: Path | None, model: type[Config], command: str, options: Mapping[str, Any]) -> Config:
+    """Return a scenario from a file, or from the preset without one, with the command line's options on top.
 
     Args:
-        path: the file, if one was given.
-        package: whose preset, `presets/quick.yaml`, is used without a file.
-        load: reads a file.
-        validate: checks plain values.
-        overrides: what was given; None is left out, `a.b` reaches into a part of the scenario.
+        path: the file, if one was given; else `presets/quick.yaml` beside the model's module.
+        model: of the scenario.
+        command: of fedseal, named in hints.
+        options: what was given, by key; None is left out, in parts of the scenario too.
     """
     from importlib.resources import as_file, files
 
-    if path is None:
-        with as_file(files(package) / "presets" / "quick.yaml") as shipped:
-            chosen = load(shipped)
-    else:
-        chosen = load(path)
-    values = chosen.model_dump(mode="json")
-    for key, value in overrides.items():
-        if value is not None:
-            part, _, inner = key.partition(".")
-            if inner:
-                values[part][inner] = value
-            else:
-                values[part] = value
-    return validate(values, source="command line")
+    from fedseal.core.config_file import configure
+
+    given = {key: _given(value) if isinstance(value, dict) else value for key, value in options.items()}
+    if path is not None:
+        return configure(path, model, _given(given), command=command)
+    with as_file(files(model.__module__.rpartition(".")[0]) / "presets" / "quick.yaml") as shipped:
+        return configure(shipped, model, _given(given), command=command)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def numbers(text: str, kind: Any, option: str) -> list[Any]:
@@ -73,8 +105,18 @@ def numbers(text: str, kind: Any, option: str) -> list[Any]:
         raise UsageError(f"{option} cannot be {text!r}.", hint="Write numbers with commas between them.") from None
 
 
-def default_workers(device: str) -> int:
-    """Return one process per core, and one alone on a device."""
-    if device != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def image_shape(text: str | None) -> tuple[int, int, int] | None:
+    """Read C,H,W of --input-shape."""
+    if text is None:
+        return None
+    shape = numbers(text, int, "--input-shape")
+    if len(shape) != 3:
+        raise UsageError(f"--input-shape cannot be {text!r}.", hint="Write C,H,W, for example 3,32,32.")
+    return shape[0], shape[1], shape[2]
+
+
+def run_options(data_root: Path | None, device: str, workers: int | None) -> dict[str, Any]:
+    """Return what every run is told beside its scenario: where data lies, where it works, and how it was called."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = workers or (cores if device == "cpu" else 1)
+    return {"data_root": data_root, "device": device, "workers": at_once, "command": command_line()}

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from fedseal.cli.app import app
-from fedseal.cli.options import DataRoot, command_line, look_here_for_models, numbers
+from fedseal.cli.options import (
+    Attacks,
+    DataRoot,
+    FailOn,
+    Redact,
+    command_line,
+    image_shape,
+    look_here_for_models,
+    numbers,
+)
 from fedseal.core.errors import UsageError
 
 
@@ -38,17 +47,17 @@ def audit_update_command(
         list[Path] | None, typer.Option(help="Private images (PNG, ..., or safetensors `images`) to score against.")
     ] = None,
     public: Annotated[str | None, typer.Option(help="Data set for chance baselines beside originals.")] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Attack to run; repeatable. Default: ig.")] = None,
+    attack: Attacks = None,
     defence: Annotated[str | None, typer.Option(help="Defence the attacker knows was applied.")] = None,
     round_number: Annotated[int | None, typer.Option("--round", help="Which round of a directory.")] = None,
     client: Annotated[str | None, typer.Option(help="Which client of a directory.")] = None,
     iterations: Annotated[int | None, typer.Option(min=1, help="Attack iterations per start.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Independent starts, whose agreement is reported.")] = 3,
     seed: Annotated[int, typer.Option(help="Determines all starts.")] = 0,
-    fail_on: Annotated[str | None, typer.Option(help="Exit with 1 at this risk or above; needs --original.")] = None,
+    fail_on: FailOn = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the report.")] = Path("fedseal-update"),
     data_root: DataRoot = None,
-    redact: Annotated[bool, typer.Option("--redact", help="Leave all images out of the report.")] = False,
+    redact: Redact = False,
 ) -> None:
     """Attack one update that a real client sent, and report what came back.
 
@@ -80,7 +89,7 @@ def audit_update_command(
             defence=defence,
             facts={
                 "kind": kind,
-                "input_shape": None if input_shape is None else numbers(input_shape, int, "--input-shape"),
+                "input_shape": image_shape(input_shape),
                 "num_classes": classes,
                 "learning_rate": learning_rate,
                 "local_steps": local_steps,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-Report: TypeAlias = Callable[[Any], None]
-"""Called by running work with anything picklable, to be handed over as `Progressed`."""
+from fedseal.core.watcher import Report, Tick
 
 Work: TypeAlias = Callable[[Any, Report], Any]
 """Maps a task to its result, reporting on the way."""
@@ -25,10 +24,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Progressed:
-    """Task `index` reported something."""
+    """Task `index` told how it goes."""
 
     index: int
-    report: Any
+    report: Tick
 
 
 @dataclass(frozen=True)

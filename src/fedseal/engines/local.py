@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fedseal.core.threads import one_thread
+from fedseal.core.watcher import Tick
 from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
 
 
@@ -24,5 +25,5 @@ class LocalEngine:
                 handle(Finished(index, work(task, partial(_report, handle, index))))
 
 
-def _report(handle: Handle, index: int, report: Any) -> None:
-    handle(Progressed(index, report))
+def _report(handle: Handle, index: int, tick: Tick) -> None:
+    handle(Progressed(index, tick))

@@ -21,6 +21,7 @@ from typing import Any
 
 from fedseal.core.errors import FedsealError, TrialError
 from fedseal.core.threads import one_thread
+from fedseal.core.watcher import Tick
 from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
 
 _POLL_SECONDS = 0.5
@@ -111,8 +112,8 @@ def _serve(make_work: MakeWork, pending: Any, events: Any, parent: int) -> None:
     events.join_thread()
 
 
-def _report(events: Any, index: int, report: Any) -> None:
-    events.put(Progressed(index, report))
+def _report(events: Any, index: int, tick: Tick) -> None:
+    events.put(Progressed(index, tick))
 
 
 def _end_with(parent: int) -> None:

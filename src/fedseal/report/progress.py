@@ -1,66 +1,89 @@
-"""An audit's progress in the terminal: a bar for all trials, and one per running job with its live PSNR."""
+"""Work in the terminal: a bar for all of it, and one per running task with what it reads on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import TaskID, TaskProgressColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedseal.audit.observer import Observer
-from fedseal.audit.plan import Job
-from fedseal.audit.trials import Outcome
-from fedseal.report.bars import Bars
-from fedseal.store.findings import Finding
+from fedseal.core.watcher import Severity, Task, Tick, Watcher
 
-_STYLES = {"problem": "red", "warning": "yellow", "note": "dim"}
+_STYLES: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
+_WORDS = {"psnr_db": "{:.1f} dB", "accuracy": "accuracy {:.1%}", "loss": "loss {:.4g}"}
 
 
-class TerminalProgress(Bars, Observer):
-    """An audit's observer that draws with Rich; use it as a context manager.
+class TerminalProgress(Watcher):
+    """A watcher that draws with Rich; use it as a context manager.
 
     Args:
-        console: where to draw; without a terminal a line is printed per finished job instead.
+        console: where to draw; without a terminal a line is printed per finished task instead.
     """
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console, TaskProgressColumn())
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self._all: TaskID | None = None
-        self._running: dict[Job, TaskID] = {}
-        self._trials = 0
-        self._done = 0
+        self._running: dict[Task, TaskID] = {}
+        self._read: dict[Task, str] = {}
+        self._what, self._total, self._done = "", 0, 0
 
-    def planned(self, trials: int, stored: int) -> None:
-        """Show how much there is to do."""
-        self._trials, self._done = trials, stored
-        self._all = self._progress.add_task("all trials", total=trials, completed=stored, state="")
-        if stored:
-            self._console.print(f"{stored} of {trials} trials are in the store already.", style="dim")
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
 
-    def found(self, scenario: str, findings: Sequence[Finding]) -> None:
-        """Print the doctor's findings."""
-        for finding in findings:
-            style = _STYLES[finding.severity]
-            self._console.print(f"[{style}]{finding.severity}[/]: {finding.topic}: {escape(finding.text)}")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
 
-    def started(self, job: Job) -> None:
-        """Add a bar for the job."""
-        self._running[job] = self._progress.add_task(f"  {escape(_title(job))}", total=1.0, state="")
+    def planned(self, what: str, total: int, done: int) -> None:
+        """Show how much there is to do; a second plan takes the place of the first."""
+        if self._all is not None:
+            self._progress.remove_task(self._all)
+        self._what, self._total, self._done = what, total, done
+        self._all = self._progress.add_task(f"all {what}", total=total, completed=done, state="")
+        if done:
+            self._console.print(f"{done} of {total} {what} are in the store already.", style="dim")
 
-    def progressed(self, job: Job, done: float, psnr_db: float) -> None:
-        """Move the job's bar and show the PSNR it has reached."""
-        self._progress.update(self._running[job], completed=done, state=f"{psnr_db:.1f} dB")
+    def remarked(self, severity: Severity, text: str) -> None:
+        """Print a remark."""
+        self._console.print(f"[{_STYLES[severity]}]{severity}[/]: {escape(text)}")
 
-    def finished(self, job: Job, outcomes: Sequence[Outcome]) -> None:
-        """Count a job's trials as done."""
-        self._done += len(outcomes)
-        self._progress.remove_task(self._running.pop(job))
+    def started(self, task: Task) -> None:
+        """Add a bar for the task."""
+        title = f"  {escape(task.title)}"
+        self._running[task] = self._progress.add_task(title, total=task.size, state="")
+        self._progress.update(self._running[task], completed=task.begun)
+
+    def advanced(self, task: Task, tick: Tick) -> None:
+        """Move the task's bar and show what it read last."""
+        if tick.readings:
+            self._read[task] = ", ".join(_words(name, value) for name, value in tick.readings.items())
+        self._progress.update(self._running[task], completed=tick.done, state=self._read.get(task, ""))
+
+    def finished(self, task: Task, count: int) -> None:
+        """Count a task's share of the plan as done."""
+        self._done += count
+        self._progress.remove_task(self._running.pop(task))
+        read = self._read.pop(task, "")
         if self._all is not None:
             self._progress.update(self._all, completed=self._done)
         if not self._console.is_terminal:
-            self._console.print(f"{self._done}/{self._trials} trials, {_title(job)}", highlight=False, markup=False)
+            line = f"{self._done}/{self._total} {self._what}, {task.title}" + (f": {read}" if read else "")
+            self._console.print(line, highlight=False, markup=False)
 
 
-def _title(job: Job) -> str:
-    return f"{job.attack} on {job.defence}" + (", known" if job.aware else "")
+def _words(name: str, value: float) -> str:
+    return _WORDS.get(name, name.replace("_", " ") + " {:.4g}").format(value)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fedseal.audit.observer import Observer
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.verdict import Cell, Row, judge
 from fedseal.core.errors import InputError
 from fedseal.core.files import PathText, write_atomically
+from fedseal.core.watcher import Watcher
 from fedseal.metrics.intervals import Interval
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import Sweep
 from fedseal.training.run import TrainingRun, Utility, open_training
-from fedseal.training.runner import TrainingObserver, run_training
+from fedseal.training.runner import run_training
 
 _SCENARIO_FILE = "tradeoff.json"
 _LEARNT = 1.5
@@ -126,60 +127,40 @@ class Tradeoff:
         return None if worst is None else worst.baseline_psnr
 
 
-def attack_sweeps(
+def run_tradeoff(
     scenario: TradeoffScenario,
-    directory: Path,
+    directory: PathText,
     *,
-    data_root: Path | None = None,
+    data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
     command: str = "fedseal tradeoff",
-    observer: Observer | None = None,
-) -> None:
-    """Attack every point that `directory` does not hold yet.
+    watcher: Watcher | None = None,
+) -> Tradeoff:
+    """Attack and train every point that `directory` does not hold yet, and return the whole.
 
     Args:
         scenario: what to measure.
         directory: of both halves; the same scenario there again resumes.
         data_root: where local data sets lie.
-        device: where attacks run.
-        workers: processes for them.
+        device: where both halves run.
+        workers: processes of the attacks, threads of the trainings.
         command: what to print as the way to reproduce it.
-        observer: told of progress.
+        watcher: told of progress.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / _SCENARIO_FILE, scenario.model_dump_json(indent=2) + "\n")
-    run_audit(
-        [scenario.audit()],
-        directory / "audit",
-        data_root=data_root,
-        device=device,
-        workers=workers,
-        command=command,
-        observer=observer,
-    )
-
-
-def train_sweeps(
-    scenario: TradeoffScenario,
-    directory: Path,
-    *,
-    data_root: Path | None = None,
-    device: str = "cpu",
-    workers: int = 1,
-    command: str = "fedseal tradeoff",
-    observer: TrainingObserver | None = None,
-) -> None:
-    """Train every point that `directory` does not hold yet; arguments as for `attack_sweeps`."""
-    run_training(
-        scenario.training(),
-        directory / "training",
-        data_root=data_root,
-        device=device,
-        workers=workers,
-        command=command,
-        observer=observer,
-    )
+    place = Path(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / _SCENARIO_FILE, scenario.model_dump_json(indent=2) + "\n")
+    options: Any = {
+        "data_root": data_root,
+        "device": device,
+        "workers": workers,
+        "command": command,
+        "watcher": watcher,
+    }
+    run_audit([scenario.audit()], place / "audit", **options)
+    run_training(scenario.training(), place / "training", **options)
+    return open_tradeoff(place)
 
 
 def open_tradeoff(directory: PathText) -> Tradeoff:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedseal.core.config_file import Source, configure
 from fedseal.core.files import PathText
-from fedseal.tradeoff.curves import Tradeoff, attack_sweeps, open_tradeoff, train_sweeps
+from fedseal.core.watcher import Watcher
+from fedseal.tradeoff.curves import Tradeoff, run_tradeoff
 from fedseal.tradeoff.scenario import TradeoffScenario
 
 
@@ -18,6 +18,7 @@ def tradeoff(
     data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
+    watcher: Watcher | None = None,
     **values: Any,
 ) -> Tradeoff:
     """Sweep defences, train under each strength and attack it; the same call again resumes.
@@ -28,6 +29,7 @@ def tradeoff(
         data_root: where local data sets lie.
         device: where both halves run.
         workers: processes of the attack, threads of the training.
+        watcher: told of progress.
         values: keys of the scenario (`data`, `model`, `defences`, `attacks`, ...) to replace.
 
     Example:
@@ -39,9 +41,12 @@ def tradeoff(
         >>> [len(curve.points) for curve in result.curves]
         [2]
     """
-    chosen = configure(scenario, TradeoffScenario, values, command="tradeoff")
-    root = None if data_root is None else Path(data_root)
-    command = "fedseal.tradeoff(...)"
-    attack_sweeps(chosen, Path(out), data_root=root, device=device, workers=workers, command=command)
-    train_sweeps(chosen, Path(out), data_root=root, device=device, workers=workers, command=command)
-    return open_tradeoff(out)
+    return run_tradeoff(
+        configure(scenario, TradeoffScenario, values, command="tradeoff"),
+        out,
+        data_root=data_root,
+        device=device,
+        workers=workers,
+        command="fedseal.tradeoff(...)",
+        watcher=watcher,
+    )

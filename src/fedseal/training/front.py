@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedseal.core.config_file import Source, configure
 from fedseal.core.files import PathText
+from fedseal.core.watcher import Watcher
 from fedseal.training.run import TrainingRun
-from fedseal.training.runner import TrainingObserver, run_training
+from fedseal.training.runner import run_training
 from fedseal.training.scenario import TrainingScenario
 
 
@@ -19,7 +19,7 @@ def train(
     data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
-    observer: TrainingObserver | None = None,
+    watcher: Watcher | None = None,
     **values: Any,
 ) -> TrainingRun:
     """Train a federation undefended and under each defence, and return the accuracy kept; the same call again resumes.
@@ -30,7 +30,7 @@ def train(
         data_root: where local data sets lie.
         device: where clients train.
         workers: clients trained at once, one thread each; no number depends on it.
-        observer: told of progress.
+        watcher: told of progress.
         values: keys of the scenario (`data`, `model`, `defences`, `federation={"rounds": 20}`, ...) to replace.
 
     Example:
@@ -45,9 +45,9 @@ def train(
     return run_training(
         configure(scenario, TrainingScenario, values, command="train"),
         out,
-        data_root=None if data_root is None else Path(data_root),
+        data_root=data_root,
         device=device,
         workers=workers,
         command="fedseal.train(...)",
-        observer=observer,
+        watcher=watcher,
     )

@@ -18,40 +18,31 @@ from fedseal._version import VERSION
 from fedseal.core.errors import CapabilityError, FedsealError, StorageError, UsageError
 from fedseal.core.files import PathText
 from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.watcher import Task, Tick, Watcher
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.simulation import RoundRecord, RoundWatcher, simulate
 from fedseal.store.database import Store
 from fedseal.store.identity import file_hashes
-from fedseal.training.run import Training, TrainingRun, load_training_run
+from fedseal.training.run import TrainingRun, load_training_run
 from fedseal.training.scenario import TrainingScenario
 from fedseal.training.setup import Federation, build_federation
 
-
-class TrainingObserver:
-    """Watches trainings, for display; it can change nothing. This one shows nothing."""
-
-    def planned(self, trainings: int, rounds: int) -> None:
-        """Take the number of trainings, and of rounds of each."""
-
-    def started(self, defence: str, seed: int, done: int) -> None:
-        """Take a training that starts, or goes on after so many rounds."""
-
-    def advanced(self, record: RoundRecord) -> None:
-        """Take a round of it."""
-
-    def ended(self, training: Training) -> None:
-        """Take what came of it."""
+_TOLD_DROPPED = 3
 
 
 class _Recorder(RoundWatcher):
-    """Puts every round into the store as soon as it ended."""
+    """Puts every round into the store as soon as it ended, and tells the watcher."""
 
-    def __init__(self, store: Store, key: str, observer: TrainingObserver) -> None:
-        self._store, self._key, self._observer = store, key, observer
+    def __init__(self, store: Store, key: str, task: Task, watcher: Watcher) -> None:
+        self._store, self._key, self._task, self._watcher = store, key, task, watcher
 
     def finished(self, record: RoundRecord, rounds: int) -> None:
         self._store.save_rounds(self._key, [record])
-        self._observer.advanced(record)
+        measured = {} if record.accuracy is None else {"accuracy": record.accuracy}
+        self._watcher.advanced(self._task, Tick(record.round + 1, measured))
+        refused = [dropped for dropped in record.dropped if dropped.reason != "did not answer"]
+        for dropped in refused[:_TOLD_DROPPED]:
+            self._watcher.remarked("warning", f"{dropped.client} dropped in round {record.round}: {dropped.reason}")
 
 
 def run_training(
@@ -62,7 +53,7 @@ def run_training(
     device: str = "cpu",
     workers: int = 1,
     command: str = "fedseal train",
-    observer: TrainingObserver | None = None,
+    watcher: Watcher | None = None,
 ) -> TrainingRun:
     """Train a scenario under all its defences and seeds, as far as `directory` does not hold it, and return the run.
 
@@ -73,14 +64,14 @@ def run_training(
         device: where clients train.
         workers: clients trained at once, one thread each; no number depends on it.
         command: what to print as the way to reproduce the run.
-        observer: told of progress.
+        watcher: told of progress.
     """
-    watcher = observer or TrainingObserver()
+    watcher = watcher or Watcher()
     for defence in scenario.defences:
         build_defence(defence)  # refuses unknown names and options before anything is loaded
     root = None if data_root is None else Path(data_root)
     with Store(Path(directory), writable=True) as store:
-        watcher.planned(len(scenario.seeds) * len(scenario.defences), scenario.federation.rounds)
+        watcher.planned("trainings", len(scenario.seeds) * len(scenario.defences), 0)
         plan: list[tuple[str, int, str]] = []
         for place, seed in enumerate(scenario.seeds):
             federation = build_federation(scenario, seed, data_root=root, device=device)
@@ -92,15 +83,17 @@ def run_training(
                 key = hash_json({**base, "defence": defence, **({"files": files} if files else {})})
                 plan.append((defence, seed, key))
                 store.set_meta({"trainings": plan})
-                watcher.ended(_train(federation, defence, seed, key, store, watcher, workers))
+                _train(federation, defence, seed, key, store, watcher, workers)
         return load_training_run(store)
 
 
 def _train(
-    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: TrainingObserver, workers: int
-) -> Training:
+    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: Watcher, workers: int
+) -> None:
     """Train one defence, or go on with it; what the set-up does not allow is recorded."""
-    watcher.started(defence, seed, len(store.load_rounds(key)))
+    rounds = federation.config.rounds
+    task = Task(f"{defence}, seed {seed}", rounds, min(len(store.load_rounds(key)), rounds), key)
+    watcher.started(task)
     try:
         result = simulate(
             federation.config,
@@ -109,7 +102,7 @@ def _train(
             federation.test,
             build_defence(defence),
             normalisation=federation.normalisation,
-            listener=_Recorder(store, key, watcher),
+            listener=_Recorder(store, key, task, watcher),
             checkpoint=store.directory / "checkpoints" / f"{key}.safetensors",
             workers=workers,
         )
@@ -118,11 +111,11 @@ def _train(
     except FedsealError as error:
         failed = not isinstance(error, UsageError | CapabilityError)
         store.set_meta({f"training/{key}": {"refused": str(error), "failed": failed}})
-        return Training(defence, seed, None, str(error), failed)
-    history = result.history
-    store.save_rounds(key, history.rounds)
-    store.set_meta({f"training/{key}": history.model_dump(mode="json", exclude={"rounds"})})
-    return Training(defence, seed, history)
+        watcher.remarked("problem" if failed else "warning", f"{defence} was not trained: {error}")
+    else:
+        store.save_rounds(key, result.history.rounds)
+        store.set_meta({f"training/{key}": result.history.model_dump(mode="json", exclude={"rounds"})})
+    watcher.finished(task, 1)
 
 
 def _base(scenario: TrainingScenario, federation: Federation, device: str) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""A training run's result as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedseal.report import words
+from fedseal.training.run import TrainingRun
+
+
+def render_training(run: TrainingRun) -> Table:
+    """Return what each defence costs as a table for the terminal."""
+    table = Table(title=f"{run.scenario.name}: accuracy kept under each defence (chance {run.chance:.1%})")
+    table.add_column("defence", no_wrap=False)
+    for heading in ("accuracy", "PMM", "to target", "upload", "s/round"):
+        table.add_column(heading, justify="right")
+    for one in run.utilities:
+        if one.accuracy is None or one.pmm is None:
+            table.add_row(escape(one.defence), escape(one.refused or "–"), *[""] * 4)
+            continue
+        to_target = "never" if one.rounds is None else f"{one.rounds.mean:.0f}"
+        table.add_row(
+            escape(one.defence),
+            f"{one.accuracy.mean:.1%}",
+            f"{one.pmm.mean:.1f}",
+            to_target,
+            words.size(one.bytes_up),
+            words.significant(one.seconds),
+        )
+    return table
