@@ -1,3 +1,3 @@
 """The version, alone in a module so that the build can read it without importing anything else."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0.dev0"

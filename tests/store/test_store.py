@@ -147,11 +147,23 @@ def test_damaged_entries_are_told(run: Path, damage: str):
     assert "--out" in refusal(run, writable=False)
 
 
-def test_another_version_is_refused(run: Path):
+@pytest.mark.parametrize(
+    ("layout", "said"), [("1", "by an older version"), ("99", "by a newer version"), ('"x"', "by another version")]
+)
+def test_another_layout_is_refused(run: Path, layout: str, said: str):
     with sqlite3.connect(run / "store.sqlite") as database:
-        database.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
+        database.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (layout,))
     for writable in (True, False):
-        assert "another version" in refusal(run, writable=writable)
+        assert said in refusal(run, writable=writable)
+
+
+def test_more_keys_than_one_question_takes_are_found(tmp_path: Path):
+    records = [record(key=f"{number:064d}") for number in range(1203)]
+    with Store(tmp_path, writable=True) as store:
+        store.save(records)
+        asked = [one.key for one in records[1:]]
+        assert set(store.load([*asked, "f" * 64])) == set(asked)
+        assert store.load([]) == {}
 
 
 def test_a_store_without_a_plan_is_told(tmp_path: Path):

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-import torch
-
-from fedseal._version import VERSION
-from fedseal.attacks.labels import label_rule
+from fedseal.attacks.labels import LABEL_RULES, is_rule, label_rule
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
-from fedseal.core.hashing import hash_json
+from fedseal.core.identity import file_content, identity_of
+from fedseal.core.sources import code_digest
+from fedseal.data.places import cache_directory
 from fedseal.defences.pipeline import build_defence
+from fedseal.metrics.lpips_weights import weight_files
 from fedseal.metrics.registry import METRICS
-from fedseal.store.identity import file_hashes
+from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
 
 GROUP = 16
 """Targets attacked as one vectorised batch. Part of every key, as the batch's shape decides the last bits."""
@@ -60,29 +60,42 @@ def check_names(scenario: Scenario) -> None:
 def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     """Return the jobs of a scenario in the order they run: undefended first, cheap cells before expensive ones."""
     scenario = setup.scenario
-    determined_by = scenario.model_dump(mode="json", exclude={"name", "defences", "attacks", "targets"})
-    determined_by["attacker"].pop("aware")
-    if not scenario.metrics:
-        determined_by.pop("metrics")
-    base = {
-        "scenario": determined_by,
-        "data": setup.data_hash,
-        "weights": setup.weights_hash,
-        "fedseal": VERSION,
-        "torch": torch.__version__,
-        "device": next(setup.model.parameters()).device.type,
-    }
+    base = _base(setup)
     groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
+    defences = {spec: defence_part(spec) for spec in _unique(scenario.defences)}
+    attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []
-    loaded = {defence: file_hashes(defence) for defence in _unique(scenario.defences)}
-    for defence, attack in product(loaded, _unique(scenario.attacks)):
+    for defence, attack in product(defences, attacks):
         for aware, group in product(_attackers(scenario, defence), groups):
-            cell = {"defence": defence, "attack": attack, "aware": aware, "group": [group.start, group.stop]}
-            if loaded[defence]:
-                cell["files"] = loaded[defence]
-            trials = tuple(PlannedTrial(t, hash_json({**base, **cell, "target": t})) for t in group)
+            cell = identity_of(
+                base=base,
+                defence=defences[defence],
+                attack=attacks[attack],
+                aware=aware,
+                group=[group.start, group.stop],
+            )
+            trials = tuple(PlannedTrial(target, identity_of(cell=cell, target=target)) for target in group)
             jobs.append(Job(defence, attack, aware, trials))
     return tuple(jobs)
+
+
+def _base(setup: Setup) -> str:
+    """Return the hash of what determines all trials of a set-up, beside defence and attack."""
+    scenario = setup.scenario
+    named_otherwise = {"name", "data", "model", "defences", "attacks", "metrics", "targets"}
+    settings = scenario.model_dump(mode="json", exclude=named_otherwise)
+    settings["attacker"].pop("aware")
+    return identity_of(
+        scenario=settings,
+        labels=entry_part(LABEL_RULES, scenario.attacker.labels) if is_rule(scenario.attacker.labels) else None,
+        metrics={spec: entry_part(METRICS, spec) for spec in scenario.metrics},  # records call them by these words
+        images_per_target=setup.images_per_target,
+        data=data_part(setup.private, setup.data_hash),
+        model=model_part(scenario.model, setup.model),
+        lpips=[file_content(path) for path in weight_files(cache_directory(), "alex")],
+        machine=machine_part(next(setup.model.parameters()).device),
+        code=code_digest(["fedseal.audit.trials"]),
+    )
 
 
 def _attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:

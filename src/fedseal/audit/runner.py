@@ -81,7 +81,7 @@ def run_audit(
             }
         )
         ended = store.load([key for _, key in plan])
-        stored = {key for key, record in ended.items() if record.status != "failed"}  # what broke is tried again
+        stored = {key for key, record in ended.items() if record.status == "ok"}  # only what went well is final
         watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
         for finding in (finding for found in findings.values() for finding in found):
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")

@@ -78,6 +78,7 @@ class Entry(Generic[T]):
         info: its declaration, the name filled in.
         parameters: options by name, their annotations resolved.
         origin: the package that brings it.
+        modules: where it is written and, if elsewhere, registered; its code is found from there (`core.sources`).
     """
 
     name: str
@@ -85,6 +86,7 @@ class Entry(Generic[T]):
     info: Info
     parameters: Mapping[str, inspect.Parameter] = field(repr=False)
     origin: str = "fedseal"
+    modules: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return the record as plain data, as `fedseal list --json` prints it."""
@@ -122,6 +124,17 @@ def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         for key, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind in named
     }
+
+
+def _modules_of(factory: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the module that defines a factory and, if that is another, the one that registers it on being imported."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    importing = str(frame.f_globals.get("__name__"))
+    spec = getattr(sys.modules.get(importing), "__spec__", None)
+    modules = [getattr(factory, "__module__", None), importing if getattr(spec, "_initializing", False) else None]
+    return tuple(dict.fromkeys(module for module in modules if module))
 
 
 class Registry(Generic[T]):
@@ -215,7 +228,8 @@ class Registry(Generic[T]):
         if self.group is None or spec.name in self or not is_reference(reference):
             return self.entry(spec.name)
         value = load_reference(reference, hint=near_matches(spec.name, self.names()))
-        return self._foreign(reference, value)
+        found = self._foreign(reference, value)
+        return replace(found, modules=tuple(dict.fromkeys((spec.name, *found.modules))))
 
     def build(self, spec: Spec | str, /, **extra: Any) -> T:
         """Build the entry that `spec` names, its options coerced to the factory's annotations.
@@ -235,6 +249,13 @@ class Registry(Generic[T]):
                 hint=f"Write {entry.name}:{','.join(f'{key}=VALUE' for key in missing)}.",
             )
         return self._make(entry, given)
+
+    def resolve(self, spec: Spec | str) -> dict[str, Any]:
+        """Return the options that determine what `spec` builds: as given, coerced, and the defaults of all others."""
+        spec = parse_spec(spec) if isinstance(spec, str) else spec
+        entry = self.find(spec)
+        defaults = {key: one.default for key, one in entry.parameters.items() if one.default is not one.empty}
+        return defaults | {key: self._coerce(entry, key, value) for key, value in self._options(entry, spec).items()}
 
     def _options(self, entry: Entry[T], spec: Spec) -> dict[str, Any]:
         if spec.argument is None or spec.name != entry.name:
@@ -261,7 +282,8 @@ class Registry(Generic[T]):
 
     def _declared(self, name: str, factory: Callable[..., T], info: Info) -> Entry[T]:
         origin = getattr(factory, "__module__", None) or "?"
-        return Entry(name, factory, replace(info, name=name), _parameters(factory), origin.partition(".")[0])
+        full = replace(info, name=name)
+        return Entry(name, factory, full, _parameters(factory), origin.partition(".")[0], _modules_of(factory))
 
     def _foreign(self, name: str, value: Any) -> Entry[T]:
         """Return the entry of what other people's code holds: a factory, or a finished instance, which is copied."""
@@ -304,7 +326,8 @@ class Registry(Generic[T]):
             if name not in self._entries and inspect.ismodule(value):
                 raise UsageError(f"{module!r} registers no {self.kind} called {name!r}.", hint="Its decorator must.")
             if name not in self._entries:
-                self._entries[name] = replace(self._foreign(name, value), name=name)
+                found = self._foreign(name, value)
+                self._entries[name] = replace(found, name=name, modules=tuple(dict.fromkeys((module, *found.modules))))
         except FedsealError as error:
             self._broken[name] = error
             warnings.warn(f"{offer.package} offers the {self.kind} {name!r}, refused: {error}", stacklevel=2)

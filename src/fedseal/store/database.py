@@ -1,7 +1,8 @@
 """The run's memory: SQLite for records, safetensors for images, each written whole or not at all.
 
-Images are written before the record that names them, so a crash leaves at most an unused file. A record is final: a
-finished trial is never run twice. One process writes; a second one is told so.
+Images are written before the record that names them, so a crash leaves at most an unused file. A trial that ended well
+is final and never run twice; what was refused or failed is kept too, until it runs again. One process writes; a second
+one is told so.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from fedseal.store.records import TrialRecord
 
 T = TypeVar("T")
 
-_SCHEMA = 1
+_SCHEMA = 2
+"""Layout of the file and meaning of its keys. 1 (fedseal 0.1) named trials without their code and resolved options."""
 _FILE = "store.sqlite"
+_CHUNK = 500
+"""Keys asked for at once; SQLite takes no more than 999 in older builds."""
 
 
 class Store:
@@ -74,13 +78,16 @@ class Store:
         return name
 
     def load(self, keys: Sequence[str]) -> dict[str, TrialRecord]:
-        """Return the records there are for `keys`."""
-        wanted = set(keys)
+        """Return the records there are for `keys`; what it costs depends on their number, not on the store's size."""
+        rows: list[tuple[str, str]] = []
         try:
-            rows = self._db.execute("SELECT key, record FROM trials").fetchall()
+            for start in range(0, len(keys), _CHUNK):
+                part = keys[start : start + _CHUNK]
+                asked = ", ".join("?" * len(part))
+                rows += self._db.execute(f"SELECT key, record FROM trials WHERE key IN ({asked})", part)
         except sqlite3.Error as error:
             raise self._error(error) from error
-        return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows if key in wanted}
+        return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows}
 
     def save_rounds(self, training: str, rounds: Iterable[RoundRecord]) -> None:
         """Add rounds of a training in one transaction; one that is there already is replaced."""
@@ -145,11 +152,16 @@ class Store:
             raise self._error(error) from error
 
     def _check_schema(self, writable: bool) -> None:
+        """Refuse a store whose keys mean something else: its trials would be mistaken for others."""
         found = self.meta().get("schema")
         if found is None and writable:
             self.set_meta({"schema": _SCHEMA})
         elif found != _SCHEMA:
-            raise StorageError(f"{self._path} was written by another version.", hint="Use a new directory with --out.")
+            age = "another" if not isinstance(found, int) else "an older" if found < _SCHEMA else "a newer"
+            raise StorageError(
+                f"{self._path} was written by {age} version of fedseal, in layout {found}; this one reads {_SCHEMA}.",
+                hint="Use a new directory with --out, or that version.",
+            )
 
     def _take_lock(self) -> TextIO:
         path = self.directory / ".lock"

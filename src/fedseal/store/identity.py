@@ -1,31 +1,80 @@
-"""The files a spec names, by content: two runs with other weights under the same path are two runs."""
+"""What names trials and trainings: specs with every option resolved, the code they run through, data and weights.
+
+A trial is attack + defence + model + data + everything else (`core.identity`). Each part holds the code of that part
+alone (`core.sources`): a change in an attack's source names its trials anew and no other attack's, one in the matching
+engine those of all matching attacks, one in a defence the cells with that defence, one in the client's round or in a
+metric all of them, and one in reports or commands none. `ig` and `ig:tv=0.0001` are one trial as long as that is the
+default; with another default the same words are another trial.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import typing
-from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from fedseal.core.defence import DEFENCES
-from fedseal.core.registry import parse_spec
+from fedseal.core.errors import UsageError
+from fedseal.core.hashing import hash_tensors
+from fedseal.core.identity import classes_in, content_of, model_content
+from fedseal.core.registry import Registry, parse_spec
+from fedseal.core.sources import code_digest
+from fedseal.data.dataset import ImageDataset
 from fedseal.defences.pipeline import split_pipeline
+from fedseal.models.registry import MODELS
 
 
-def file_hashes(defence: str) -> dict[str, str]:
-    """Return the SHA-256 of every file a defence's spec names, by its path; empty if there is none."""
-    found: dict[str, str] = {}
-    for part in split_pipeline(defence):
-        spec = parse_spec(part)
-        parameters = DEFENCES.entry(spec.name).parameters
-        given = dict(spec.options)
-        if spec.argument is not None and parameters:
-            given[next(iter(parameters))] = spec.argument
-        for key, value in given.items():
-            if key in parameters and _is_path(parameters[key].annotation) and Path(value).expanduser().is_file():
-                found[str(value)] = hashlib.sha256(Path(value).expanduser().read_bytes()).hexdigest()
-    return found
+def defence_part(spec: str) -> Any:
+    """Return what determines a pipeline: its members in order, and the words that name its stream of noise."""
+    return {"spec": spec, "members": [entry_part(DEFENCES, part) for part in split_pipeline(spec)]}
 
 
-def _is_path(annotation: Any) -> bool:
-    return Path in (annotation, *typing.get_args(annotation))
+def model_part(spec: str, model: nn.Module) -> Any:
+    """Return what determines a model: its options, its weights, and its code, whoever wrote that."""
+    return {
+        "entry": entry_part(MODELS, spec),
+        **model_content(model),
+        "code": code_digest(classes_in(model)),
+    }
+
+
+def data_part(data: ImageDataset, content: str | None = None) -> Any:
+    """Return what determines data: images and labels, the number of classes, and the statistics to normalise by.
+
+    Args:
+        data: the data set, or a part of it.
+        content: hash of what the part was taken from, where the rest of an identity says how.
+    """
+    return {
+        "content": content or hash_tensors({"images": data.images, "labels": data.labels}),
+        "classes": len(data.classes),
+        "normalisation": content_of(data.normalisation),
+    }
+
+
+def machine_part(device: str | torch.device) -> Any:
+    """Return what determines the last bits of every figure: PyTorch and the kind of device."""
+    return {"torch": torch.__version__, "device": torch.device(device).type}
+
+
+def entry_part(registry: Registry[Any], spec: str) -> Any:
+    """Return what determines an entry of a registry; one that builds another one by its spec holds that too."""
+    entry, options = registry.find(spec), registry.resolve(spec)
+    nested = {key: entry_part(registry, value) for key, value in options.items() if _names_entry(registry, value)}
+    return {
+        "name": entry.name,
+        "options": content_of(options),
+        "nested": nested,
+        "code": code_digest(entry.modules, entry=entry.name),
+    }
+
+
+def _names_entry(registry: Registry[Any], value: Any) -> bool:
+    """Return whether an option's value is the spec of another entry, as `fishing:inversion=ig` has one."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return parse_spec(value).name in registry.names()
+    except UsageError:
+        return False

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedseal._version import VERSION
 from fedseal.core.errors import CapabilityError, FedsealError, StorageError, UsageError
 from fedseal.core.files import PathText
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.hashing import hash_tensors
+from fedseal.core.identity import identity_of
+from fedseal.core.sources import code_digest
 from fedseal.core.watcher import Task, Tick, Watcher
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.simulation import RoundRecord, RoundWatcher, simulate
 from fedseal.store.database import Store
-from fedseal.store.identity import file_hashes
+from fedseal.store.identity import data_part, defence_part, machine_part, model_part
 from fedseal.training.run import TrainingRun, load_training_run
 from fedseal.training.scenario import TrainingScenario
 from fedseal.training.setup import Federation, build_federation
@@ -79,8 +80,7 @@ def run_training(
                 store.set_meta(_head(scenario, federation, command, device))
             base = _base(scenario, federation, device)
             for defence in scenario.defences:
-                files = file_hashes(defence)
-                key = hash_json({**base, "defence": defence, **({"files": files} if files else {})})
+                key = identity_of(base=base, defence=defence_part(defence))
                 plan.append((defence, seed, key))
                 store.set_meta({"trainings": plan})
                 _train(federation, defence, seed, key, store, watcher, workers)
@@ -118,20 +118,18 @@ def _train(
     watcher.finished(task, 1)
 
 
-def _base(scenario: TrainingScenario, federation: Federation, device: str) -> dict[str, Any]:
-    """Return what determines a training beside its defence."""
-    places: dict[str, Tensor] = {str(client): part for client, part in enumerate(federation.partition.indices)}
-    return {
-        "federation": federation.config.model_dump(mode="json", exclude={"rounds"}),
-        "normalise": scenario.normalise,
-        "model": hash_tensors(federation.model.state_dict()),
-        "data": hash_tensors({"images": federation.train.images, "labels": federation.train.labels}),
-        "test": hash_tensors({"images": federation.test.images, "labels": federation.test.labels}),
-        "partition": hash_tensors(places),
-        "fedseal": VERSION,
-        "torch": torch.__version__,
-        "device": torch.device(device).type,
-    }
+def _base(scenario: TrainingScenario, federation: Federation, device: str) -> str:
+    """Return the hash of what determines a training beside its defence, but for how far it goes."""
+    return identity_of(
+        federation=federation.config.model_dump(mode="json", exclude={"rounds"}),
+        normalise=scenario.normalise,
+        model=model_part(scenario.model, federation.model),
+        data=data_part(federation.train),
+        test=federation.test,
+        partition=list(federation.partition.indices),
+        machine=machine_part(device),
+        code=code_digest(["fedseal.federation.simulation.loop", "fedseal.training.setup"]),
+    )
 
 
 def _head(scenario: TrainingScenario, federation: Federation, command: str, device: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedseal.core.batch import Batch
 from fedseal.core.files import write_atomically
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.identity import identity_of
 from fedseal.core.seeds import generator
+from fedseal.core.sources import code_digest
 from fedseal.data.places import cache_directory
 from fedseal.defences.lids.autoencoder import AutoencoderTraining, Epochs
 from fedseal.defences.lids.groups import Groups
@@ -108,9 +109,9 @@ class _Files:
     """The files of one construction: the autoencoder serves every recipe that differs in other things."""
 
     def __init__(self, directory: Path, data: Batch, recipe: Recipe) -> None:
-        content = hash_tensors({"images": data.images, "labels": data.labels})
-        network = hash_json({"data": content, "epochs": recipe.epochs, "seed": recipe.seed})
-        whole = hash_json({"data": content, "recipe": [recipe.samples, recipe.tau, recipe.augmented], "of": network})
+        made_by = {"torch": torch.__version__, "code": code_digest([AutoencoderTraining.__module__])}
+        network = identity_of(images=data.images, epochs=recipe.epochs, seed=recipe.seed, **made_by)
+        whole = identity_of(data=data, recipe=recipe, network=network, code=code_digest([__name__]))
         self.autoencoder = directory / f"autoencoder-{network[:32]}.safetensors"
         self.groups = directory / f"groups-{whole[:32]}.safetensors"
 

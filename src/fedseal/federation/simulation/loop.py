@@ -20,11 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError, UsageError
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.hashing import hash_tensors
+from fedseal.core.identity import classes_in, identity_of
 from fedseal.core.observation import Update
 from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
 from fedseal.core.threads import one_thread
+from fedseal.data.dataset import ImageDataset
 from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedseal.federation.client import set_mode
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients
@@ -365,15 +368,21 @@ def _identity(
     config: FederationConfig, model: nn.Module, clients: Sequence[ClientData], test: Batch, defence: Defence
 ) -> str:
     """Return the hash of what determines a run, but for how far it goes."""
-    return hash_json(
-        {
-            "config": config.model_dump(mode="json", exclude={"rounds"}),
-            "weights": hash_tensors(model.state_dict()),
-            "clients": [[len(data), float(data.batch(torch.arange(1)).images.double().sum())] for data in clients],
-            "test": hash_tensors({"images": test.images, "labels": test.labels}),
-            "defence": defence.attacker_view().describe(),
-        }
+    return identity_of(
+        config=config.model_dump(mode="json", exclude={"rounds"}),
+        model=model,
+        clients=[_data_content(data) for data in clients],
+        test=test,
+        defence=defence,
+        code=code_digest([__name__, *classes_in(model), *classes_in(defence)]),
+        torch=torch.__version__,
     )
+
+
+def _data_content(data: ClientData) -> str:
+    """Return the hash of a client's data; of a data set that is in memory as it is, of any other as it hands it out."""
+    held = data if isinstance(data, ImageDataset) else data.batch()
+    return hash_tensors({"images": held.images, "labels": held.labels})
 
 
 def _running_statistics(model: nn.Module) -> list[str]:

@@ -26,8 +26,9 @@ from fedseal.attacks.active.seer.decoder import Decoder
 from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.errors import InputError, TrialError
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.identity import classes_in, identity_of
 from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
 from fedseal.defences.lids.groups import Groups
 from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -65,17 +66,15 @@ class Trainee:
     @cached_property
     def identity(self) -> str:
         """Hash of everything that determines the trained attacker."""
-        data = {"images": self.data.images, "labels": self.data.labels}
-        made = {} if self.groups is None else {"synthetic": self.groups.synthetic}
-        return hash_json(
-            {
-                "plan": self.plan.as_dict(),
-                "architecture": str(self.model),
-                "weights": hash_tensors(self.model.state_dict()),
-                "data": hash_tensors({**data, **made}),
-                "normalisation": [self.normalisation.mean, self.normalisation.std],
-                "classes": self.num_classes,
-            }
+        return identity_of(
+            plan=self.plan,
+            model=self.model,
+            data=self.data,
+            synthetic=None if self.groups is None else self.groups.synthetic,
+            normalisation=self.normalisation,
+            classes=self.num_classes,
+            code=code_digest([__name__, *classes_in(self.model)]),
+            torch=torch.__version__,
         )
 
 
