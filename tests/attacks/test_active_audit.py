@@ -124,7 +124,7 @@ def test_a_recorded_update_of_an_honest_model_is_refused() -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for spec in ("imprint:mode=0", "imprint:gain=-1", "cah:sigma=0", "loki:csf=0"):
+    for spec in ("imprint:mode=0", "imprint:gain=-1", "cah:sigma=0", "loki:csf=0", "loki:gain=0"):
         with pytest.raises(InputError):
             ATTACKS.build(spec)
     with pytest.raises(InputError, match="1 bins separate nothing"):

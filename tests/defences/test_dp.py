@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ def played(defence: Defence, rounds: int = 1, steps: int = 1, **options: object)
     for number in range(rounds):
         for step in range(steps):
             gradient = defence.on_sample_grads(samples(seed=number), context(number, step, **options))  # type: ignore[arg-type]
-        sent.append(defence.on_update(gradient, context(number, steps - 1)))
+        last = replace(context(number, steps - 1), kind="gradient" if steps == 1 else "delta")
+        sent.append(defence.on_update(gradient, last))
     return sent
 
 
@@ -81,6 +83,19 @@ def test_zero_gradients_leave_noise_of_the_published_scale(spec: str):
     assert (law.family, law.scale) == ("gaussian", pytest.approx(sigma * clip / 16))
     assert float(sent.std()) == pytest.approx(law.scale, rel=0.01)
     assert kstest(sent.numpy() / law.scale, "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("gradient", 1.0), ("delta", 0.1)])
+def test_the_published_noise_is_that_of_the_upload_whatever_its_kind(kind: str, factor: float):
+    defence = build_defence("dp-sgd:sigma=2,clip=3")
+    where = replace(context(), kind=kind, learning_rate=0.1)
+    zeros = {"weight": torch.zeros(16, 300, 300)}
+    step = defence.on_sample_grads(zeros, where)
+    upload = {name: factor * tensor for name, tensor in step.items()}  # one local step of learning rate 0.1
+    sent = flatten(defence.on_update(upload, where)).double()
+    law = defence.attacker_view().noise
+    assert law is not None
+    assert float(sent.std()) == pytest.approx(law.scale, rel=0.01)
 
 
 @pytest.mark.parametrize(("options", "divisor"), [("", 4), (",batch_size=10", 10), (",reduction=sum", 1)])

@@ -98,10 +98,13 @@ class ImprintBlock(nn.Module):
 
 
 @torch.no_grad()
-def spread_evenly(layer: nn.Linear, hidden: Tensor, inputs: Tensor) -> None:
-    """Make every output the same multiple of the sum of `hidden` [N, K], with the mean and deviation of `inputs`."""
+def spread_evenly(layer: nn.Linear, hidden: Tensor, inputs: Tensor, gain: float = 1.0) -> None:
+    """Make every output the same multiple of the sum of `hidden` [N, K], with the mean of `inputs`.
+
+    Its deviation is `gain` times theirs.
+    """
     total = hidden.sum(1)
-    scale = inputs.std() / total.std().clamp(min=1e-12)
+    scale = gain * inputs.std() / total.std().clamp(min=1e-12)
     layer.weight.fill_(float(scale))
     layer.bias.fill_(float(inputs.mean() - scale * total.mean()))
 

@@ -5,9 +5,9 @@ brightness, and one back to the input's shape. Client z receives identity kernel
 and zeros elsewhere, so its gradient of the binning layer lives in its own block of columns and survives secure
 aggregation. The bias does not fall apart: images are read from the weights up to scale. The large `csf` keeps the
 linear weights small, so that local steps hardly move what fires (ATTACKS.md 10). Threat model: active server, a model
-for each client. Departures: kernels undo the input's normalisation; the last linear layer is scaled to the input's
-range where the released code has 1000; `rescale=bin` uses that the bin gives the mean brightness, the default is
-min-max as published.
+for each client. The last linear layer stretches the input's range a thousandfold, as the released code does: that
+makes the gradient of the bins as much larger, and noise as much smaller beside it. Departures: kernels undo the
+input's normalisation; `rescale=bin` uses that the bin gives the mean brightness, the default is min-max as published.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class LokiBlock(nn.Module):
         return blank.view_as(x)
 
     @torch.no_grad()
-    def calibrate(self, client: int, inputs: Tensor, normalisation: Normalisation, csf: float, edges: Tensor) -> None:
+    def calibrate(
+        self, client: int, inputs: Tensor, normalisation: Normalisation, csf: float, edges: Tensor, gain: float = 1.0
+    ) -> None:
         """Set all weights, in double precision, for one client.
 
         Args:
@@ -80,6 +82,7 @@ class LokiBlock(nn.Module):
             normalisation: which the kernels undo.
             csf: factor of the kernels.
             edges: left edges [bins] of the mean brightness; the last bin is as wide as the one before.
+            gain: how many times wider than the inputs' range what is handed on spreads.
         """
         self.double()
         channels, size = self.kernels.in_channels, inputs[0].numel()
@@ -97,7 +100,7 @@ class LokiBlock(nn.Module):
         widths = torch.cat([widths, widths[-1:]])
         self.measure.weight.copy_((1 / (csf * size * widths)).unsqueeze(1).expand_as(self.measure.weight))
         self.measure.bias.copy_(-edges / widths)
-        spread_evenly(self.spread, self.hidden(inputs), inputs)
+        spread_evenly(self.spread, self.hidden(inputs), inputs, gain)
 
 
 @dataclass(frozen=True)
@@ -125,16 +128,18 @@ class LokiAttack(ReadingAttack):
         bins: rows of the block.
         csf: convolutional scaling factor.
         rescale: how images known up to scale are shown.
+        gain: how far the last linear layer stretches the input's range; 1, as half precision needs, leaves it alone.
     """
 
     remembers = LokiMemory
 
-    def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax") -> None:
-        if csf <= 0:
-            raise InputError(f"csf must be positive, got {csf}.")
+    def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax", gain: float = 1000.0) -> None:
+        if not (0 < csf < math.inf and 0 < gain < math.inf):
+            raise InputError(f"csf and gain must be positive, got {csf:g} and {gain:g}.")
         self._edges = bin_edges(bins, "normal")
         self._csf = csf
         self._rescale = rescale
+        self._gain = gain
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Send each client the model behind a block with kernels of its own."""
@@ -147,10 +152,12 @@ class LokiAttack(ReadingAttack):
             raise CapabilityError("loki bins images by brightness, and all public images are equally bright.")
         edges = brightness.mean() + brightness.std() * self._edges
         edges[0] = min(0.0, float(edges[1]) - 1e-3)  # nothing is darker than black
+        half = next(model.parameters()).dtype == torch.float16  # where anything stretched overflows
+        gain = 1.0 if half else self._gain
         models: list[nn.Module] = []
         for client in range(clients):
             block = LokiBlock(knowledge.input_shape, clients, len(edges))
-            block.calibrate(client, inputs, normalisation, self._csf, edges)
+            block.calibrate(client, inputs, normalisation, self._csf, edges, gain)
             models.append(put_in_front(block, model))
         ends = torch.cat([edges[1:], torch.tensor([1.0], dtype=torch.float64).clamp(min=float(edges[-1]))])
         memory = LokiMemory("front.measure.weight", clients, (edges + ends) / 2)

@@ -107,7 +107,7 @@ class PrivateGradients(Defence):
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
         """Leave the update alone, and note how it scales the noise: a weight change holds lr times every step's."""
-        self._rate = context.learning_rate if self._steps > 1 else 1.0
+        self._rate = context.learning_rate if context.kind == "delta" else 1.0
         return update
 
     def state_dict(self) -> dict[str, Tensor]:
