@@ -31,6 +31,21 @@ LEVELS = (
     {"_version"},
 )
 """From top to bottom, as in the design; parts on one level do not know each other."""
+GENERIC = {
+    "defences.pipeline": "builds any defence from its spec",
+    "defences.accounting": "privacy accounting, which defences and proofs share",
+    "attacks.labels": "the registry of label rules",
+}
+"""What other packages may import of attacks and defences; everything else there is somebody's method."""
+ALLOWED = {
+    (
+        "attacks.active.seer",
+        "defences.lids",
+    ): "SEER adapted to LIDS rebuilds its mini-groups, as that paper evaluates it",
+    ("audit.seer", "attacks.active.seer"): "prepares SEER's network",
+    ("cli.networks", "defences.refiner"): "prepares Refiner's evaluation network",
+}
+"""Concrete methods that are imported from outside, and why."""
 HEAVY = ("torch", "scipy", "matplotlib", "numpy", "skimage", "PIL")
 
 
@@ -40,8 +55,8 @@ def level_of(part: str) -> int:
     return found[0]
 
 
-def imported_parts(source: str, module: tuple[str, ...]) -> set[str]:
-    """Return the parts of fedseal that a module's source imports anywhere, under TYPE_CHECKING and in functions too."""
+def imported_names(source: str, module: tuple[str, ...]) -> set[str]:
+    """Return what a module's source imports of fedseal anywhere, under TYPE_CHECKING and in functions too."""
     targets: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -50,7 +65,56 @@ def imported_parts(source: str, module: tuple[str, ...]) -> set[str]:
             base = ".".join(("fedseal", *module)[: -node.level]) + "." if node.level else ""
             head = (base + (node.module or "")).rstrip(".")
             targets += [f"{head}.{alias.name}" for alias in node.names]
-    return {target.split(".")[1] for target in targets if target.startswith("fedseal.")}
+    return {target.removeprefix("fedseal.") for target in targets if target.startswith("fedseal.")}
+
+
+def imported_parts(source: str, module: tuple[str, ...]) -> set[str]:
+    """Return the parts of fedseal that a module's source imports anywhere."""
+    return {name.split(".")[0] for name in imported_names(source, module)}
+
+
+def lies_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def foreign_methods(module: str, imported: set[str]) -> list[str]:
+    """Return the concrete attacks and defences that a module outside their package imports."""
+    return sorted(
+        name
+        for name in imported
+        for family in ("attacks", "defences")
+        if lies_in(name, family) and not lies_in(module, family) and not any(lies_in(name, part) for part in GENERIC)
+    )
+
+
+def graph() -> dict[str, set[str]]:
+    """Return which module imports which, by dotted names; a name inside a module stands for the module."""
+    known = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
+    edges: dict[str, set[str]] = {}
+    for path in modules():
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        module = ".".join(parts).removesuffix(".__init__")
+        found = imported_names(path.read_text(encoding="utf-8"), parts)
+        places = {name if name in known else name.rpartition(".")[0] for name in found}
+        edges[module] = (places & known) - {module}
+    return edges
+
+
+def cycle_in(edges: dict[str, set[str]]) -> list[str]:
+    """Return a cycle, its first module again at the end, or nothing."""
+    finished: set[str] = set()
+
+    def follow(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module not in finished:
+            for other in sorted(edges.get(module, ())):
+                if found := follow(other, [*trail, module]):
+                    return found
+            finished.add(module)
+        return []
+
+    return next((found for module in sorted(edges) if (found := follow(module, []))), [])
 
 
 def modules() -> list[Path]:
@@ -91,6 +155,47 @@ def test_every_part_has_its_place():
 )
 def test_the_check_sees_every_kind_of_import(part: str, source: str, wrong: list[str]):
     assert violations(part, imported_parts(source, (part, "module"))) == wrong
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_attack_or_defence_is_imported_outside_its_package_and_the_registry(path: Path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    module = ".".join(parts)
+    wrong = [
+        name
+        for name in foreign_methods(module, imported_names(path.read_text(encoding="utf-8"), parts))
+        if not any(lies_in(module, importer) and lies_in(name, method) for importer, method in ALLOWED)
+    ]
+    assert not wrong, f"{module} imports {wrong}: build it by its name from the registry"
+
+
+@pytest.mark.parametrize(("importer", "method"), list(ALLOWED))
+def test_no_allowance_outlives_its_use(importer: str, method: str):
+    uses = [name for module, names in graph().items() if lies_in(module, importer) for name in names]
+    assert any(lies_in(name, method) for name in uses), f"remove ({importer!r}, {method!r}) from ALLOWED: it is unused"
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "wrong"),
+    [
+        ("audit.doctor", {"attacks.matching.lbfgs.LBFGS"}, ["attacks.matching.lbfgs.LBFGS"]),
+        ("tradeoff.sweeps", {"defences.noise"}, ["defences.noise"]),
+        ("attacks.dlg", {"attacks.matching.adam.Adam", "defences.pipeline.build_defence"}, []),
+        ("attacks.dlg", {"defences.noise.GaussianNoise"}, ["defences.noise.GaussianNoise"]),
+        ("audit.plan", {"attacks.labels.label_rule", "core.attack.ATTACKS", "attacks_of_mine"}, []),
+    ],
+)
+def test_the_check_tells_methods_from_what_is_generic(module: str, imported: set[str], wrong: list[str]):
+    assert foreign_methods(module, imported) == wrong
+
+
+def test_no_module_imports_itself_by_a_detour():
+    assert cycle_in(graph()) == []
+
+
+def test_the_check_for_cycles_can_fail():
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle_in({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
 
 
 def best_of(times: int, *command: str) -> tuple[float, str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedseal.core.batch import Batch
 from fedseal.core.defence import AttackerView, CostReport, Defence, NoiseLaw, RoundContext, Stage
 from fedseal.core.errors import UsageError
+from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
 from fedseal.defences.noise import GaussianNoise
@@ -32,7 +33,7 @@ class Adding(Defence):
 
     def __init__(self, number: int, name: str = "adding", stage: Stage = "update", samples: bool = False) -> None:
         self.number = number
-        self.name = name  # type: ignore[misc]
+        self.info = Info("", name=name)
         self.stage = stage  # type: ignore[misc]
         self.needs_sample_grads = samples  # type: ignore[misc]
         self.calls = torch.zeros(1)
@@ -147,7 +148,33 @@ def test_costs_add_up_and_views_chain():
     assert view.name == "one+two+three"
     assert view.parameters == {"one.number": 1, "two.number": 2, "three.number": 1}
     assert view.noise == NoiseLaw("gaussian", 2)
+    assert view.unused == ()
     assert float(view.simulate(zero(), zero())["w"]) == 121
+
+
+def test_independent_noise_adds_up_and_what_does_not_fit_is_said():
+    twice = Pipeline([Adding(3, "one"), Adding(4, "two")]).attacker_view()
+    assert twice.noise == NoiseLaw("gaussian", 5)
+    assert "not used" not in twice.describe()
+    mixed = build_defence("gaussian:sigma=0.3+laplace:scale=0.1").attacker_view()
+    assert mixed.noise == NoiseLaw("gaussian", 0.3)
+    assert mixed.describe().endswith("; not used: laplace noise of scale 0.1")
+    assert build_defence("gaussian:sigma=0.1+laplace:scale=0.3").attacker_view().noise == NoiseLaw("laplace", 0.3)
+
+
+def test_penalties_and_priors_of_members_add_up():
+    class Costly(Defence):
+        def attacker_view(self) -> AttackerView:
+            return AttackerView(
+                "costly", penalty=lambda gradient, observed: torch.tensor(2.0), image_prior=lambda images: images.sum()
+            )
+
+    alone, both = Costly().attacker_view(), Pipeline([Costly(), Costly()]).attacker_view()
+    assert both.penalty is not None
+    assert both.image_prior is not None
+    assert float(both.penalty({}, {})) == 2 * float(alone.penalty({}, {}))
+    assert float(both.image_prior(torch.ones(3))) == 6
+    assert Pipeline([Adding(1), Adding(1)]).attacker_view().penalty is None
 
 
 def test_specs_with_signs_in_numbers_are_told_from_pipelines():

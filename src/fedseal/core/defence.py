@@ -8,7 +8,8 @@ State is per client: one instance serves one client and can be saved and restore
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -127,6 +128,25 @@ class NoiseLaw:
         """Of one coordinate."""
         return self.scale**2 * (1.0 if self.family == "gaussian" else 2.0)
 
+    def __str__(self) -> str:
+        return f"{self.family} noise of scale {self.scale:g}"
+
+
+def sum_of_noise(laws: Sequence[NoiseLaw]) -> tuple[NoiseLaw | None, tuple[NoiseLaw, ...]]:
+    """Return the law of several independent noises added up, and those it leaves out.
+
+    Variances of Gaussian noise add up. A sum with Laplace noise has no law of either family: then the noise of the
+    largest variance is kept, which is most of the sum.
+    """
+    gaussian = [law for law in laws if law.family == "gaussian"]
+    candidates = [law for law in laws if law.family != "gaussian"]
+    if gaussian:
+        candidates.append(NoiseLaw("gaussian", math.hypot(*(law.scale for law in gaussian))))
+    if not candidates:
+        return None, ()
+    kept = max(candidates, key=lambda law: law.variance)
+    return kept, tuple(law for law in candidates if law is not kept)
+
 
 @dataclass(frozen=True)
 class AttackerView:
@@ -146,6 +166,7 @@ class AttackerView:
         personal: `simulate` or `penalty` holds what was learnt of one client and serves no other observation.
         channel: what the last upload let through, for the ideal reading, where this is not what `simulate`, `read` and
             `noise` say already; see `carried`.
+        unused: what is known beyond that and cannot be used, in words.
     """
 
     name: str
@@ -157,6 +178,7 @@ class AttackerView:
     image_prior: Callable[[Tensor], Tensor] | None = None
     personal: bool = False
     channel: Channel | None = None
+    unused: tuple[str, ...] = ()
 
     def carried(self) -> Channel:
         """Return the channel: the one declared, or else `simulate` on what is read, with the noise's variance."""
@@ -170,7 +192,8 @@ class AttackerView:
     def describe(self) -> str:
         """Return the view in words for the knowledge ledger."""
         values = ", ".join(f"{key} = {value}" for key, value in self.parameters.items())
-        return f"`{self.name}`" + (f" with {values}" if values else "") + ", simulated inside the attack"
+        unused = f"; not used: {', '.join(self.unused)}" if self.unused else ""
+        return f"`{self.name}`" + (f" with {values}" if values else "") + ", simulated inside the attack" + unused
 
 
 class Defence(Declared):

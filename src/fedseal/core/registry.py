@@ -292,13 +292,20 @@ class Registry(Generic[T]):
             return replace(known, name=name)
         if self._product is not None and isinstance(value, self._product) and not inspect.isclass(value):
             instance: Any = value
-            return Entry(name, partial(copy.deepcopy, instance), _info_of(value, name), {}, name.partition(".")[0])
+            return Entry(name, partial(copy.deepcopy, instance), self._info_of(value, name), {}, name.partition(".")[0])
         if not callable(value):
             raise InputError(f"{name} is {type(value).__name__}, not {self._wanted()} or a function that returns one.")
         try:
-            return self._declared(name, value, _info_of(value, name))
+            return self._declared(name, value, self._info_of(value, name))
         except ValueError as error:
             raise InputError(f"{name} does not tell its arguments.", hint="Write a function around it.") from error
+
+    def _info_of(self, value: Any, name: str) -> Info:
+        """Return what other people's code declares in an `info`, or else the first line of its docstring."""
+        declared = getattr(value, "info", None)
+        if isinstance(declared, Info) and declared is not getattr(self._product, "info", None):
+            return replace(declared, name=name)
+        return Info(next(iter((inspect.getdoc(value) or "").splitlines()), "not described").rstrip("."), name=name)
 
     def _offered(self) -> dict[str, list[Offer]]:
         """Return the entry points that were not taken yet, by name."""
@@ -405,11 +412,3 @@ def _public_name(kind: type) -> str:
     packages = (".".join(parts[:length]) for length in range(1, len(parts)))
     shown = (name for name in packages if getattr(sys.modules.get(name), kind.__name__, None) is kind)
     return f"{next(shown, kind.__module__)}.{kind.__qualname__}"
-
-
-def _info_of(value: Any, name: str) -> Info:
-    """Return what other people's code declares in an `info`, or else the first line of its docstring."""
-    declared = getattr(value, "info", None)
-    if isinstance(declared, Info) and declared.summary:
-        return replace(declared, name=name)
-    return Info(next(iter((inspect.getdoc(value) or "").splitlines()), "not described").rstrip("."), name=name)

@@ -7,7 +7,7 @@ pairs that would void a guarantee are refused (`rules`; DEFENCES.md 15); within 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,6 +23,7 @@ from fedseal.core.defence import (
     RoundContext,
     RoundShape,
     merge_reports,
+    sum_of_noise,
 )
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Info
@@ -166,7 +167,7 @@ class Pipeline(Defence):
         return gathered
 
     def attacker_view(self) -> AttackerView:
-        """Chain the members' simulations, and undo in reverse; the last noise law or penalty is what is seen."""
+        """Chain the members' simulations, undo in reverse, and add up their noise, penalties and priors."""
         views = [member.attacker_view() for member in self.members]
 
         def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
@@ -180,18 +181,26 @@ class Pipeline(Defence):
             return observed
 
         parameters = {f"{view.name}.{key}": value for view in views for key, value in view.parameters.items()}
-        noise = next((view.noise for view in reversed(views) if view.noise), None)
+        noise, left_out = sum_of_noise([view.noise for view in views if view.noise])
         return AttackerView(
             "+".join(view.name for view in views),
             parameters,
             simulate,
             noise,
             read,
-            next((view.penalty for view in reversed(views) if view.penalty), None),
-            next((view.image_prior for view in views if view.image_prior), None),
+            _added([view.penalty for view in views if view.penalty]),
+            _added([view.image_prior for view in views if view.image_prior]),
             any(view.personal for view in views),
             chained([view.carried() for view in views]),
+            (*(word for view in views for word in view.unused), *(str(law) for law in left_out)),
         )
+
+
+def _added(terms: Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor] | None:
+    """Return the sum of several terms of the same arguments, or None where there is none."""
+    if len(terms) <= 1:
+        return terms[0] if terms else None
+    return lambda *arguments: torch.stack([term(*arguments) for term in terms]).sum(0)
 
 
 def _part(tensors: Tensors, index: int) -> dict[str, Tensor]:

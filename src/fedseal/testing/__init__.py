@@ -6,5 +6,16 @@ when it does not apply, and raises `AssertionError` in words otherwise. In pytes
 
 from fedseal.testing.attacks import ATTACK_CHECKS, AttackCase, Home, check_attack
 from fedseal.testing.checks import Check, run_checks
+from fedseal.testing.defences import DEFENCE_CHECKS, DefenceCase, check_defence
 
-__all__ = ["ATTACK_CHECKS", "AttackCase", "Check", "Home", "check_attack", "run_checks"]
+__all__ = [
+    "ATTACK_CHECKS",
+    "DEFENCE_CHECKS",
+    "AttackCase",
+    "Check",
+    "DefenceCase",
+    "Home",
+    "check_attack",
+    "check_defence",
+    "run_checks",
+]
