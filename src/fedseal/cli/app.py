@@ -20,6 +20,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 clean, 1 risk at or above --fail-on, 2 usage or input error, 3 trials failed.",
 )
 
+READERS = "Read a run"
+"""The panel of commands that only read what others left."""
+
 
 def main() -> NoReturn:
     """Run the command line; errors meant for a person become one line and an exit code."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedseal.cli.app import app
+from fedseal.cli.app import READERS, app
 from fedseal.cli.options import (
     Attacks,
     Data,
@@ -52,8 +52,9 @@ def audit(
 ) -> None:
     """Attack a federation's updates and report what leaks.
 
-    Runs every attack on every defence, by attackers who do and do not know the defence. Killed or interrupted, the
-    same command resumes; finished trials are never run twice.
+    Runs every attack on every defence, by attackers who do and do not know the
+    defence. Killed or interrupted, the same command resumes; finished trials are
+    never run twice.
     """
     from rich.console import Console
 
@@ -85,7 +86,7 @@ def audit(
     _exit_with(run, limit)
 
 
-@app.command()
+@app.command(rich_help_panel=READERS)
 def show(run: RunDirectory) -> None:
     """Show a run's verdict in the terminal."""
     from rich.console import Console
@@ -96,7 +97,7 @@ def show(run: RunDirectory) -> None:
     Console().print(render_terminal(open_run(run)))
 
 
-@app.command()
+@app.command(rich_help_panel=READERS)
 def report(
     run: RunDirectory,
     out: Annotated[Path | None, typer.Option(help="Where to write; the run's directory by default.")] = None,
@@ -115,7 +116,7 @@ def report(
     _exit_with(loaded, limit)
 
 
-@app.command()
+@app.command(rich_help_panel=READERS)
 def table(
     run: RunDirectory,
     overview: Annotated[

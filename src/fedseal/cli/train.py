@@ -49,7 +49,8 @@ def train(
 ) -> None:
     """Train a federation undefended and under each defence, and report the accuracy that is kept.
 
-    Killed or interrupted, the same command resumes; what has ended is never trained again.
+    Killed or interrupted, the same command resumes; what has ended is never
+    trained again.
     """
     from rich.console import Console
 
@@ -108,8 +109,8 @@ def tradeoff(
 ) -> None:
     """Draw what privacy costs: sweep defences, train under each strength and attack it.
 
-    Accuracy kept (PMM) against PSNR, by attackers who do and do not know the defence, with intervals. Killed or
-    interrupted, the same command resumes.
+    Accuracy kept (PMM) against PSNR, by attackers who do and do not know the
+    defence, with intervals. Killed or interrupted, the same command resumes.
     """
     from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
     from fedseal.tradeoff.curves import run_tradeoff

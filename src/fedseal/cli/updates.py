@@ -61,8 +61,10 @@ def audit_update_command(
 ) -> None:
     """Attack one update that a real client sent, and report what came back.
 
-    With the originals the result is scored; without, it comes with the attacker's own confidence: how much of the
-    update the rebuilt images explain, and how well independent starts agree.
+    With the originals the result is scored; without, it comes with the
+    attacker's own confidence: how much of the update the rebuilt images explain,
+    and how well independent starts agree. The attack is ig unless others are
+    named; --fail-on needs --original.
     """
     from rich.console import Console
 
