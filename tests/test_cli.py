@@ -273,16 +273,31 @@ def test_an_audit_that_could_attack_nothing_is_no_clean_bill(fedseal: Command, t
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("audit", "Scenario files (YAML)"),
+        ("train", "Training scenario (YAML)"),
+        ("tradeoff", "Trade-off scenario (YAML)"),
+        ("show", "Directory of a run."),
+        ("list", "attacks, defences, models"),
+    ],
+)
+def test_help_says_what_arguments_mean(fedseal: Command, command: str, says: str):
+    assert says in fedseal(command, "--help").out
+
+
 @pytest.mark.parametrize("kind", ["attacks", "defences", "models", "data"])
 def test_lists(fedseal: Command, kind: str):
     entries = json.loads(fedseal("list", kind, "--json").out)
     assert [entry["name"] for entry in entries] == sorted(entry["name"] for entry in entries)
     for entry in entries:
-        assert set(entry) == {"name", "summary", "paper", "threat", "needs", "options"}
+        assert set(entry) == {"name", "summary", "paper", "threat", "needs", "strengths", "options", "origin"}
         assert entry["summary"]
         assert not {"input_shape", "num_classes", "data_root"} & set(entry["options"])
     table = fedseal("list", kind)
     assert table.code == 0
+    assert ("passive" in table.out) == (kind in ("attacks", "defences"))
     assert all(entry["name"] in table.out for entry in entries)
     expected = {"attacks": "ig", "defences": "topk", "models": "lenet", "data": "faces"}
     assert expected[kind] in [entry["name"] for entry in entries]

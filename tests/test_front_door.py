@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import fedseal
 from fedseal.core.errors import CapabilityError, InputError, UsageError
+from fedseal.store.readings import ReadingRecord
 
 SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=2", "targets": 1}
 YAML = "data: faces:size=8\nattacks: [ig:iterations=2]\ntargets: 1\n"
@@ -240,6 +242,14 @@ def test_a_run_becomes_a_frame_of_images_or_of_trials(tmp_path: Path):
     assert trials["images"].tolist() == [2, 0]
     with pytest.raises(UsageError, match="per 'pixel'"):
         run.frame(per="pixel")  # type: ignore[arg-type]
+
+
+def test_a_frame_carries_what_an_ideal_reader_gets(tmp_path: Path):
+    run = fedseal.audit(SMALL, out=tmp_path)
+    record = run.records[0]
+    reading = ReadingRecord(key="k", scenario="audit", defence="none", target=record.target, psnr_db=21.5)
+    other = reading.model_copy(update={"defence": "topk", "psnr_db": 3.0})
+    assert replace(run, readings=(other, reading)).frame()["reading.psnr_db"].tolist() == [21.5]
 
 
 def test_a_training_becomes_a_frame_of_rounds(tmp_path: Path):

@@ -7,7 +7,7 @@
     train            the accuracy each defence keeps; `open_training` reads it back
     tradeoff         both, over strengths of defences; `open_tradeoff` reads it back
     detect           is the model a client received a weapon?
-    register_attack  ..., `register_defence`, `register_model`, `register_data`: put one's own beside ours
+    register_attack  ..., `register_defence`, `_model`, `_data`, `_metric`, `_label_rule`: put one's own beside ours
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedseal._version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from fedseal.attacks.labels.rules import register_label_rule
     from fedseal.audit.front import audit
     from fedseal.audit.run import Run
     from fedseal.audit.runner import open_run, run_audit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedseal.data.dataset import ImageDataset
     from fedseal.data.registry import register_data
     from fedseal.detection.detector import Detection, detect
+    from fedseal.metrics.registry import register_metric
     from fedseal.models.registry import register_model
     from fedseal.report.write import write_reports
     from fedseal.tradeoff.curves import Tradeoff, open_tradeoff
@@ -74,6 +76,8 @@ _HOMES = {
     "register_attack": "core.attack",
     "register_data": "data.registry",
     "register_defence": "core.defence",
+    "register_label_rule": "attacks.labels.rules",
+    "register_metric": "metrics.registry",
     "register_model": "models.registry",
     "run_audit": "audit.runner",
     "train": "training.front",
@@ -113,6 +117,8 @@ __all__ = [
     "register_attack",
     "register_data",
     "register_defence",
+    "register_label_rule",
+    "register_metric",
     "register_model",
     "run_audit",
     "tradeoff",

@@ -60,7 +60,8 @@ class Run:
 
         Args:
             per: `image` for one row per original image, `trial` for one per trial with the means of its images. A trial
-                without a result is one row either way. Mappings are spread: `baselines.nearest`, `cost.bytes_up`.
+                without a result is one row either way. Mappings are spread (`baselines.nearest`, `cost.bytes_up`); what
+                the upload holds by an ideal reader stands in `reading.psnr_db` and its sisters, where it was computed.
 
         Example:
             >>> import fedseal, tempfile
@@ -71,7 +72,7 @@ class Run:
             >>> run.frame()[["defence", "target", "image", "status"]].values.tolist()
             [['none', 0, 0, 'ok'], ['none', 0, 1, 'ok']]
         """
-        return trial_frame(self.records, per)
+        return trial_frame(self.records, self.readings, per)
 
     def images(self, record: TrialRecord) -> tuple[Tensor, Tensor] | None:
         """Return a trial's (originals, reconstructions), each [B, C, H, W], paired by the fixed matching."""

@@ -383,7 +383,18 @@ class FunctionRegistry(Registry[T]):
         self._supplied = supplied
 
     def register(self, name: str, info: Info) -> Callable[[F], F]:
-        """Return a decorator that registers a function under `name`."""
+        """Return a decorator that registers a function under `name`; its further arguments are options.
+
+        Example:
+            >>> import fedseal
+            >>> from fedseal.core.registry import FunctionRegistry
+            >>> scales = FunctionRegistry("scale", "fedseal.engines", supplied=1)
+            >>> @scales.register("times", fedseal.Info("Multiplies."))
+            ... def times(value: float, factor: float = 2.0) -> float:
+            ...     return value * factor
+            >>> scales.build("times:factor=3")(2.0)
+            6.0
+        """
         decorate = super().register(name, info)
 
         def keep(function: F) -> F:

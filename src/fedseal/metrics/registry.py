@@ -20,6 +20,9 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 METRICS: FunctionRegistry[Metric] = FunctionRegistry("metric", "fedseal.metrics", supplied=2, group="fedseal.metrics")
 
+register_metric = METRICS.register
+"""Register a metric under a name: see `Registry.register`."""
+
 
 def measure(spec: str, originals: Tensor, reconstructions: Tensor) -> tuple[float, ...]:
     """Return what a metric says of each pair of images; what is not one finite number per image is refused."""

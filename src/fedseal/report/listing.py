@@ -44,6 +44,9 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
     """Return the records as a table."""
     table = Table(title=kind, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
+    threats = any(entry["threat"] for entry in entries)
+    if threats:
+        table.add_column("threat")
     table.add_column("what it is")
     table.add_column("options and defaults", style="dim")
     for entry in entries:
@@ -51,5 +54,6 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
         paper = f" ({entry['paper']})" if entry["paper"] else ""
         needs = f"; needs {', '.join(entry['needs'])}" if entry["needs"] else ""
         origin = f"; from {entry['origin']}" if entry["origin"] != "fedseal" else ""
-        table.add_row(entry["name"], entry["summary"] + paper + needs + origin, options)
+        threat = [entry["threat"]] if threats else []
+        table.add_row(entry["name"], *threat, entry["summary"] + paper + needs + origin, options)
     return table

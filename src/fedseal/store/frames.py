@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedseal.core.errors import UsageError
+from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
 if TYPE_CHECKING:
@@ -17,15 +18,25 @@ Per: TypeAlias = Literal["image", "trial"]
 _NOT_COLUMNS = {"trace", "notes", "knowledge"}
 
 
-def trial_frame(records: Sequence[TrialRecord], per: Per = "image") -> DataFrame:
+def trial_frame(
+    records: Sequence[TrialRecord], readings: Sequence[ReadingRecord] = (), per: Per = "image"
+) -> DataFrame:
     """Return trials as a frame: one row per original image, or one per trial with the means of its images.
 
-    Columns are the record's fields; those that are mappings are spread (`baselines.nearest`, `cost.bytes_up`). A trial
-    without a result is one row with its status and message.
+    Columns are the record's fields; those that are mappings are spread (`baselines.nearest`, `cost.bytes_up`), and what
+    an ideal reader of the same upload gets is added (`reading.psnr_db`). A trial without a result is one row with its
+    status and message.
     """
     if per not in ("image", "trial"):
         raise UsageError(f"a frame has rows per 'image' or per 'trial', not per {per!r}.")
-    return make_frame([row for record in records for row in _rows(record, per)])
+    known = {(reading.scenario, reading.defence, reading.target): _reading(reading) for reading in readings}
+    return make_frame(
+        [
+            row | known.get((record.scenario, record.defence, record.target), {})
+            for record in records
+            for row in _rows(record, per)
+        ]
+    )
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -47,6 +58,11 @@ def _rows(record: TrialRecord, per: Per) -> Iterator[dict[str, Any]]:
         return
     for image in range(images):
         yield plain | {"image": image} | {name: columns[name][image] for name in readings if columns[name]}
+
+
+def _reading(reading: ReadingRecord) -> dict[str, Any]:
+    columns = _flat(reading.model_dump(exclude={"key", "scenario", "defence", "target", "remarks", "artefact"}))
+    return {f"reading.{name}": value for name, value in columns}
 
 
 def _is_reading(value: Any) -> bool:

@@ -118,7 +118,7 @@ def invert(
 def build_attack(spec: str) -> Attack:
     """Build an attack; `auto` is the strongest general one this installation has."""
     parsed = parse_spec(spec)
-    if parsed.name == _AUTO and _AUTO not in ATTACKS.names():
+    if parsed.name == _AUTO and _AUTO not in ATTACKS:
         return ATTACKS.build(_WITHOUT_AUTO)
     return ATTACKS.build(parsed)
 

@@ -21,6 +21,9 @@ LABEL_RULES: FunctionRegistry[LabelRule] = FunctionRegistry(
     "label rule", "fedseal.attacks.labels", supplied=2, group="fedseal.labels"
 )
 
+register_label_rule = LABEL_RULES.register
+"""Register a label rule under a name: see `Registry.register`."""
+
 GIVEN, UNKNOWN = "true", "unknown"
 """What a scenario says in the place of a rule: the attacker is given the labels, or does without."""
 
