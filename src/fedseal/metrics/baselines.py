@@ -1,13 +1,13 @@
 """Chance baselines: what one scores without attacking, from public data or from nothing.
 
 A PSNR of 10 to 11 dB is about what the mean image of the data set reaches, so a score means something only
-beside these. `nearest` and `flat` look at the original itself: they are upper bounds of what their kind of
-knowledge gives.
+beside these. Some can be made by an attacker (`ATTAINABLE`): these decide whether a score is a leak. `nearest` and
+`flat` look at the original itself (`ORACLES`): nobody can guess that, so they are shown for reference and decide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -31,6 +31,19 @@ BASELINE_WORDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Each baseline in plain words."""
+
+ATTAINABLE = ("mean_image", "class_mean", "noise")
+"""Guesses an attacker can make; the class mean only with the right labels (`attainable`)."""
+
+ORACLES = ("nearest", "flat")
+"""Guesses that look at the original: reference lines."""
+
+WINSOR_DB = 40.0
+"""Above this a picture is as good as its original. Differences of scores are taken below: an exact match counts 100 dB by
+convention, and one blank or duplicated image would otherwise outweigh ten others in a mean."""
+
+ROUNDING = 1.5 / 255
+"""Images that differ by no more in any pixel are the same up to eight bits."""
 
 _CHUNK = 2048
 """Public images compared at once."""
@@ -120,6 +133,22 @@ def chance_baselines(originals: Tensor, labels: Tensor, public: Batch, seed: int
         name: psnr(originals, images, data_range=IMAGE_RANGE)
         for name, images in baseline_images(originals, labels, public, seed).items()
     }
+
+
+def attainable(names: Iterable[str], *, labels_right: bool) -> tuple[str, ...]:
+    """Return which of the named baselines an attacker can make; the class mean needs the right labels."""
+    return tuple(name for name in names if name in ATTAINABLE and (labels_right or name != "class_mean"))
+
+
+def winsorised(psnr_db: Iterable[float]) -> list[float]:
+    """Return scores in dB, none above `WINSOR_DB`."""
+    return [min(value, WINSOR_DB) for value in psnr_db]
+
+
+def public_duplicates(originals: Tensor, public: Tensor) -> list[int]:
+    """Return which originals [B, C, H, W] equal a public image [N, C, H, W], up to the rounding of eight bits."""
+    images = public.to(originals)
+    return [i for i, one in enumerate(originals) if bool(((images - one).flatten(1).abs().amax(1) <= ROUNDING).any())]
 
 
 def _mean(images: Tensor, like: Tensor) -> Tensor:

@@ -1,17 +1,41 @@
-"""Percentile bootstrap intervals of a mean (Efron 1979): no mean is reported without one."""
+"""Confidence intervals that cover what they say: bootstrap-t for means, Clopper-Pearson for shares.
+
+The percentile bootstrap over n trial means covers .80 / .88 / .92 at n = 4 / 8 / 16 for a nominal .95, Student's t .88 on
+skewed values at n = 4. The bootstrap-t (Efron 1981; Hall 1988) takes the quantiles of the studentised mean from the
+sample itself; tests/metrics/test_intervals.py holds its coverage between .93 and .97 for normal, skewed and overlapping
+bimodal values at n = 4, 8 and 16. Two modes far apart are beyond any method at n = 4: with probability 1/8 all four values
+come from one of them (coverage about .89; above .97 from n = 8 on). Below four values there is no interval at all.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import combinations_with_replacement
+from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
 from fedseal.core.errors import InputError
 from fedseal.core.seeds import derive_seed
 
-_CHUNK = 4_000_000
-"""Resampled values held at once."""
+Floats: TypeAlias = NDArray[np.float64]
+
+FEWEST = 4
+"""Values below which no interval is honest."""
+
+_ENUMERATED = 7
+"""Up to here all resamples are enumerated, 1,716 of them; above, drawn."""
+_RESAMPLES = 2000
+_MANY = 500
+"""Values above which Student's t is as good, and resampling a waste."""
+_WIDEST = 4.0
+"""Limit of a bootstrap quantile, in those of Student's t: resamples of tied values have no spread at all."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +44,9 @@ class Interval:
 
     Attributes:
         mean: of the values.
-        low: lower end; None if there is a single value, which says nothing about the spread.
+        low: lower end; None if there are too few values to say anything about the spread.
         high: upper end; None as `low`.
-        n: number of values.
+        n: number of independent values.
         level: confidence level of the interval.
     """
 
@@ -34,7 +58,7 @@ class Interval:
 
     @property
     def is_degenerate(self) -> bool:
-        """Whether there are no bounds, because there is only one value."""
+        """Whether there are no bounds, because there are fewer than `FEWEST` values."""
         return self.low is None or self.high is None
 
     def as_dict(self) -> dict[str, float | int | None]:
@@ -42,20 +66,87 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high, "n": self.n, "level": self.level}
 
 
-def bootstrap_mean(values: Sequence[float], *, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean of `values` with its percentile bootstrap interval.
+def mean_interval(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
+    """Return the mean of `values` with its equal-tailed bootstrap-t interval.
 
-    The same values, level and seed give the same interval. The values must be independent draws (images,
-    batches), and with few of them the interval is too narrow: about 92 % coverage instead of 95 % for 20
-    values.
+    The same values, level and seed give the same interval; up to seven values no seed is needed.
 
     Args:
-        values: at least one finite number; a single one gives an interval without bounds.
+        values: at least one finite number, independent draws (batches, seeds); below four there are no bounds.
         level: confidence level, strictly between 0 and 1.
-        resamples: number of bootstrap samples.
         seed: of the resampling.
     """
-    data = np.asarray(values, dtype=np.float64)
+    data = _checked(values, level)
+    mean, n = float(data.mean()), data.size
+    if n < FEWEST:
+        return Interval(mean, None, None, n, level)
+    centred = data - mean
+    error = math.sqrt(float((centred**2).sum()) / (n - 1) / n)
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        return Interval(mean, mean, mean, n, level)
+    student = float(special.stdtrit(n - 1, (1 + level) / 2))
+    if n > _MANY:
+        return Interval(mean, mean - student * error, mean + student * error, n, level)
+    studentised, weights = _studentised(centred, error, seed)
+    widest = _WIDEST * student
+    least = float(np.clip(_quantile(studentised, weights, (1 - level) / 2), -widest, 0))
+    most = float(np.clip(_quantile(studentised, weights, (1 + level) / 2), 0, widest))
+    return Interval(mean, mean - most * error, mean - least * error, n, level)
+
+
+def nested_mean(groups: Sequence[Sequence[float]], *, level: float = 0.95, seed: int = 0) -> Interval:
+    """Return the mean of values in groups, such as batches under each of several weight seeds.
+
+    Batches of one set of weights share what is particular to it, so with several groups their means are the independent
+    values; with one, its values are, and the interval speaks of these weights alone.
+    """
+    filled = [group for group in groups if len(group)]
+    if len(filled) == 1:
+        return mean_interval(filled[0], level=level, seed=seed)
+    return mean_interval([fmean(group) for group in filled], level=level, seed=seed)
+
+
+def share_interval(successes: float, n: float, *, level: float = 0.95) -> Interval:
+    """Return the share `successes / n` with its Clopper-Pearson interval (Biometrika 1934), which never covers less.
+
+    Args:
+        successes: between 0 and `n`.
+        n: independent tries; a fraction is an effective number, see `clustered_share`.
+        level: confidence level, strictly between 0 and 1.
+    """
+    if n <= 0 or not 0 <= successes <= n or not 0 < level < 1:
+        raise InputError(f"a share needs 0 <= successes <= n, n > 0 and 0 < level < 1, got {successes}, {n}, {level}.")
+    tail = (1 - level) / 2
+    low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))
+    return Interval(successes / n, low, high, math.floor(n), level)
+
+
+def clustered_share(groups: Sequence[Sequence[float]], *, level: float = 0.95) -> Interval:
+    """Return the share of successes in batches, whose members are not independent (Korn and Graubard 1998).
+
+    Clopper-Pearson with the effective number of tries, estimated from the spread between batches and never above the
+    number of members; where all succeed or all fail nothing can be estimated, and only batches count.
+
+    Args:
+        groups: one list per batch, of 0 and 1 or of shares.
+        level: confidence level, strictly between 0 and 1.
+    """
+    sizes = np.asarray([len(group) for group in groups if len(group)], dtype=np.float64)
+    sums = np.asarray([sum(group) for group in groups if len(group)], dtype=np.float64)
+    if not sizes.size:
+        raise InputError("a share needs at least one batch.", hint="If every trial failed, say so instead.")
+    total, share, batches = float(sizes.sum()), float(sums.sum() / sizes.sum()), sizes.size
+    effective = float(batches)
+    if 0 < share < 1 and batches > 1:
+        spread = float(((sums - share * sizes) ** 2).sum()) * batches / (batches - 1) / total**2
+        effective = total if spread <= 0 else min(total, share * (1 - share) / spread)
+    found = share_interval(min(share * effective, effective), effective, level=level)
+    return Interval(share, found.low, found.high, int(total), level)
+
+
+def _checked(values: Sequence[float], level: float) -> Floats:
+    data: Floats = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or data.size == 0:
         raise InputError(
             f"an interval needs a list of at least one value, got shape {list(data.shape)}.",
@@ -66,18 +157,38 @@ def bootstrap_mean(values: Sequence[float], *, level: float = 0.95, resamples: i
             f"{int((~np.isfinite(data)).sum())} of {data.size} values are NaN or infinite.",
             hint="A failed trial is reported as failed; leave it out of the mean by name, not by value.",
         )
-    if not 0 < level < 1 or resamples < 1:
-        raise InputError(f"an interval needs 0 < level < 1 and resamples >= 1, got {level} and {resamples}.")
-    mean = float(data.mean())
-    if data.size == 1:
-        return Interval(mean, None, None, 1, level)
+    if not 0 < level < 1:
+        raise InputError(f"an interval needs 0 < level < 1, got {level}.")
+    return data
+
+
+def _studentised(centred: Floats, error: float, seed: int) -> tuple[Floats, Floats]:
+    """Return (mean* - mean) / error* of resamples and their probabilities."""
+    counts, weights = _all_resamples(centred.size) if centred.size <= _ENUMERATED else _resamples(centred.size, seed)
+    n = centred.size
+    means = counts @ centred / n
+    variances = np.maximum(counts @ centred**2 / n - means**2, 0) * n / (n - 1)
+    return means / np.maximum(np.sqrt(variances / n), 1e-9 * error), weights
+
+
+@lru_cache(maxsize=16)
+def _resamples(n: int, seed: int) -> tuple[Floats, Floats]:
+    """Return drawn resamples of n values as counts (row r takes value i `counts[r, i]` times), equally likely."""
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    rows = max(1, _CHUNK // data.size)
-    means = np.concatenate(
-        [
-            data[generator.integers(0, data.size, size=(min(rows, resamples - start), data.size))].mean(axis=1)
-            for start in range(0, resamples, rows)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(mean, min(float(low), mean), max(float(high), mean), data.size, level)
+    drawn = generator.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
+    return drawn.astype(np.float64), np.full(_RESAMPLES, 1 / _RESAMPLES)
+
+
+@cache
+def _all_resamples(n: int) -> tuple[Floats, Floats]:
+    """Return every resample of n values as counts, and its probability (multinomial)."""
+    rows = [np.bincount(chosen, minlength=n) for chosen in combinations_with_replacement(range(n), n)]
+    counts = np.asarray(rows, dtype=np.float64)
+    weights = np.exp(special.gammaln(n + 1) - special.gammaln(counts + 1).sum(1) - n * math.log(n))
+    return counts, weights / weights.sum()
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    place = np.searchsorted(np.cumsum(weights[order]), share - 1e-12)
+    return float(values[order][min(int(place), values.size - 1)])

@@ -1,9 +1,11 @@
-"""Accuracy of recovered labels: an attacker recovers which labels a batch holds, not their order."""
+"""Accuracy of recovered labels, and of guessed ones: an attacker recovers which labels a batch holds, not their order."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import torch
+from scipy import special
 from torch import Tensor
 
 from fedseal.core.errors import InputError
@@ -31,3 +33,25 @@ def label_accuracy(labels: Tensor, guesses: Tensor) -> float:
             hint="Give exactly one guess per label, and at least one.",
         )
     return (Counter(labels.tolist()) & Counter(guesses.tolist())).total() / len(labels)
+
+
+def guessed_accuracy(frequencies: Tensor, batch_size: int) -> float:
+    """Return the accuracy expected of the best guess by class frequencies alone: what labels cost to guess.
+
+    The guess gives each class the instances that pay most, one after the other: the k-th guess of class c is right with
+    probability P(Bin(B, f_c) >= k).
+
+    Args:
+        frequencies: of the classes in public data, [classes], not negative; only their shares matter.
+        batch_size: B, labels to guess.
+    """
+    shares = frequencies.double().clamp(min=0)
+    if batch_size < 1 or float(shares.sum()) <= 0:
+        raise InputError(
+            f"guessing needs a batch and class frequencies, got {batch_size} and {frequencies.tolist()}.",
+            hint="Count the labels of public data.",
+        )
+    shares = shares / shares.sum()
+    k = torch.arange(batch_size, dtype=torch.float64)
+    gains = special.bdtrc(k[None, :].numpy(), batch_size, shares[:, None].numpy())  # P(Bin > k), k from 0
+    return min(1.0, float(torch.from_numpy(gains).flatten().sort(descending=True).values[:batch_size].sum()) / batch_size)

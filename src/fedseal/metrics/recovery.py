@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedseal.core.errors import InputError
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval, share_interval
 
 RECOVERED_DB = 19.0
 """PSNR above which an image counts as recovered; the authors' code says at least, their text more than."""
@@ -57,10 +57,10 @@ def recovery(psnr: Sequence[float], *, threshold: float = RECOVERED_DB, seed: in
         seed: of the intervals' resampling.
     """
     values = sorted((float(value) for value in psnr), reverse=True)
-    overall = bootstrap_mean(values, seed=seed)
+    overall = mean_interval(values, seed=seed)
     top = values[: top_count(len(values))]
     return Recovery(
-        bootstrap_mean([float(value > threshold) for value in values], seed=seed),
+        share_interval(sum(value > threshold for value in values), len(values)),
         overall,
         sum(top) / len(top),
         values[-1],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedseal.core.errors import InputError
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval
 
 Curve = Sequence[tuple[int, float]]
 """Accuracy after so many rounds, in order."""
@@ -42,7 +42,7 @@ def pmm_over_seeds(accuracies_with: Sequence[float], accuracies_without: Sequenc
             f"{len(accuracies_with)} defended runs have {len(accuracies_without)} twins.", hint="Run both per seed."
         )
     pairs = zip(accuracies_with, accuracies_without, strict=True)
-    return bootstrap_mean([pmm(defended, plain) for defended, plain in pairs], seed=seed)
+    return mean_interval([pmm(defended, plain) for defended, plain in pairs], seed=seed)
 
 
 def rounds_to_target(curve: Curve, target: float) -> int | None:
@@ -60,4 +60,4 @@ def reached_target(curves: Sequence[Curve], target: float, *, seed: int = 0) -> 
     alone says little without that count.
     """
     reached = [float(rounds) for curve in curves if (rounds := rounds_to_target(curve, target)) is not None]
-    return (bootstrap_mean(reached, seed=seed) if reached else None), len(reached)
+    return (mean_interval(reached, seed=seed) if reached else None), len(reached)

@@ -23,7 +23,14 @@ class TrialRecord(BaseModel):
         psnr_best: per original, the most similar reconstruction with replacement ("attacker-best").
         psnr_fed: PSNR against what the model was fed, where a defence changes the data; None otherwise.
         label_accuracy: share of labels right, as multisets.
+        label_chance: accuracy expected of a guess by public class frequencies; None where the labels were given.
         baselines: per-image PSNR of every chance baseline, by name.
+        ranks: per image, its place among strangers from 1, by similarity; empty where strangers were too few.
+        line_up: per image, the size of that line-up, the original included.
+        twins: per image, near-duplicates taken out of its line-up.
+        stranger_psnr: per image, the PSNR that the reconstructions reach on their closest stranger.
+        top: per image, the most correlated candidates: indices of strangers, -1 for the original.
+        weight_seed: of the model's weights, where a scenario is run with several.
         objective: the attacker's own objective at the end.
         trace: the objective over iterations.
         seconds: time of the attack.
@@ -51,7 +58,14 @@ class TrialRecord(BaseModel):
     psnr_best: tuple[float, ...] = ()
     psnr_fed: tuple[float, ...] | None = None
     label_accuracy: float | None = None
+    label_chance: float | None = None
     baselines: dict[str, tuple[float, ...]] = {}
+    ranks: dict[str, tuple[int, ...]] = {}
+    line_up: tuple[int, ...] = ()
+    twins: tuple[int, ...] = ()
+    stranger_psnr: tuple[float, ...] = ()
+    top: tuple[tuple[int, ...], ...] = ()
+    weight_seed: int = 0
     objective: float | None = None
     trace: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0

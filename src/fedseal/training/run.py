@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedseal.core.errors import UsageError
 from fedseal.core.files import PathText
 from fedseal.federation.simulation import History
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.metrics.utility import pmm_over_seeds, reached_target
 from fedseal.store.database import Store
 from fedseal.store.frames import make_frame
@@ -173,7 +173,7 @@ class TrainingRun:
             defence,
             trainings,
             "",
-            bootstrap_mean([history.accuracy for history in own.values()]),
+            mean_interval([history.accuracy for history in own.values()]),
             pmm_over_seeds([a for a, _ in pairs], [b for _, b in pairs])
             if pairs and all(b for _, b in pairs)
             else None,

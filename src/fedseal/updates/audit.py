@@ -26,7 +26,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import client_round
-from fedseal.metrics.baselines import chance_baselines, flat, noise
+from fedseal.metrics.baselines import ROUNDING, chance_baselines, flat, noise
 from fedseal.metrics.gradient import relative_distance
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips
@@ -40,8 +40,6 @@ AGREE_DB = 20.0
 """Starts whose images are this close show the same picture; the level from which risk is very high."""
 EXPLAINED = 0.2
 """A residual of at most this share of what random images leave counts as explained."""
-
-_ROUNDING = 1.5 / 255
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ def _scored(attempt: Attempt, case: UpdateCase, public: Batch | None, lpips: Lpi
 def _others(public: Batch, originals: Tensor) -> Batch:
     """Return the public images that are none of the originals, up to the rounding of eight bits."""
     images = public.images.to(originals)
-    same = torch.stack([(images - one).flatten(1).abs().amax(1) <= _ROUNDING for one in originals]).any(0)
+    same = torch.stack([(images - one).flatten(1).abs().amax(1) <= ROUNDING for one in originals]).any(0)
     if bool(same.all()):
         raise InputError("the public images are the originals themselves.", hint="Give others with --public.")
     return Batch(images[~same], public.labels[~same])
