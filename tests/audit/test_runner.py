@@ -118,7 +118,14 @@ def test_a_run_says_what_it_found_and_is_read_back_the_same(tmp_path: Path):
     assert originals.shape == reconstructions.shape == (1, 1, 8, 8)
     assert 0 <= float(reconstructions.min()) <= float(reconstructions.max()) <= 1
     assert first.artefact is not None
-    assert set(load_file(tmp_path / first.artefact)) == {"originals", "reconstructions"}
+    assert set(load_file(tmp_path / first.artefact)) == {"originals", "reconstructions", "line_up.0"}
+    pictures = run.line_up(first, 0)
+    assert pictures is not None
+    assert pictures.shape == (len(first.top[0]), 1, 8, 8)
+    assert set(first.ranks) == {"correlation", "mse", "ssim"}
+    assert first.line_up == (139,)  # 200 images, 60 public, two targets of one: all others are strangers
+    assert first.label_chance is not None
+    assert 0.5 <= first.label_chance <= 0.6
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tmp_path: Path):

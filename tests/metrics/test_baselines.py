@@ -9,7 +9,18 @@ import torch
 from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError
 from fedseal.metrics import baselines
-from fedseal.metrics.baselines import BASELINE_WORDS, baseline_images, chance_baselines, nearest, noise
+from fedseal.metrics.baselines import (
+    ATTAINABLE,
+    BASELINE_WORDS,
+    ORACLES,
+    attainable,
+    baseline_images,
+    chance_baselines,
+    nearest,
+    noise,
+    public_duplicates,
+    winsorised,
+)
 
 
 def _grey(*values: float) -> torch.Tensor:
@@ -118,3 +129,19 @@ def test_ten_thousand_public_images_are_quick():
 def test_wrong_inputs_are_refused(originals: torch.Tensor, labels: torch.Tensor, public: Batch, message: str):
     with pytest.raises(InputError, match=message):
         chance_baselines(originals, labels, public, 0)
+
+
+def test_a_baseline_is_attainable_or_an_oracle_and_the_class_mean_needs_labels():
+    assert set(ATTAINABLE) | set(ORACLES) == set(BASELINE_WORDS)
+    assert not set(ATTAINABLE) & set(ORACLES)
+    assert attainable(BASELINE_WORDS, labels_right=True) == ("mean_image", "class_mean", "noise")
+    assert attainable(BASELINE_WORDS, labels_right=False) == ("mean_image", "noise")
+
+
+def test_an_exact_match_does_not_outweigh_the_others():
+    assert winsorised([100.0, 12.0, 41.0]) == [40.0, 12.0, 40.0]
+
+
+def test_private_images_that_are_public_too_are_found():
+    private = _grey(0.3, 0.8, 0.2 + 1 / 255)
+    assert public_duplicates(private, PUBLIC.images) == [1, 2]

@@ -80,3 +80,9 @@ class Run:
             return None
         tensors = load_file(self.directory / record.artefact)
         return tensors["originals"], tensors["reconstructions"]
+
+    def line_up(self, record: TrialRecord, index: int) -> Tensor | None:
+        """Return the pictures at the front of an image's line-up, [K, C, H, W], in the order of `record.top[index]`."""
+        if record.artefact is None:
+            return None
+        return load_file(self.directory / record.artefact).get(f"line_up.{index}")

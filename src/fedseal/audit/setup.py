@@ -25,6 +25,7 @@ from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
@@ -59,6 +60,8 @@ class Setup:
         model: the global model, in the mode clients use.
         config: how clients train.
         images_per_target: as many as the hungriest defence needs, so that all start from the same images.
+        strangers: private images that are nobody's target, held back from attacks, priors and baselines, to rank
+            originals among; of each class, where the attacker is given the labels.
         data_hash, weights_hash: contents, for trial keys.
     """
 
@@ -68,6 +71,7 @@ class Setup:
     model: nn.Module
     config: RoundConfig
     images_per_target: int
+    strangers: Batch
     data_hash: str
     weights_hash: str
 
@@ -84,8 +88,7 @@ class Setup:
 
     def batches(self, target: int, shape: RoundShape) -> list[Batch]:
         """Return the batches of one target's clients and local steps; different targets share no image."""
-        order = torch.randperm(len(self.private), generator=generator(self.scenario.seed, "targets"))
-        indices = order[target * self.images_per_target :][: shape.images]
+        indices = _target_order(self.private, self.scenario)[target * self.images_per_target :][: shape.images]
         like = next(self.model.parameters())
         return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
 
@@ -183,9 +186,21 @@ def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: st
         set_mode(model, config),
         config,
         images,
+        _draw_strangers(private, scenario, needed).to(like.device, like.dtype),
         hash_tensors({"images": dataset.images, "labels": dataset.labels}),
         hash_tensors(model.state_dict()),
     )
+
+
+def _target_order(private: ImageDataset, scenario: Scenario) -> torch.Tensor:
+    """Return the order in which private images become targets."""
+    return torch.randperm(len(private), generator=generator(scenario.seed, "targets"))
+
+
+def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: int) -> Batch:
+    """Return images of the same source that are nobody's target."""
+    rest = _target_order(private, scenario)[targeted:]
+    return private.batch(draw_strangers(private.labels, rest, by_class=scenario.attacker.labels == "true"))
 
 
 def _images_per_target(scenario: Scenario) -> int:

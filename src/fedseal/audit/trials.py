@@ -21,10 +21,15 @@ from fedseal.core.watcher import Report, Tick
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
+from fedseal.metrics.labels import guessed_accuracy
 from fedseal.metrics.lpips import Lpips
 from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
+from fedseal.metrics.singling import line_up
 from fedseal.store.records import TrialRecord
+
+PICTURED = 8
+"""Images of a trial whose line-ups are kept as pictures."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,9 @@ class TrialRunner:
             psnr_best=scores.psnr_best,
             psnr_fed=self._against_fed(target, reconstruction),
             label_accuracy=scores.label_accuracy,
+            label_chance=self._label_chance(len(target.originals)),
+            weight_seed=self._setup.scenario.seed,
+            **self._line_up(target, reconstruction),
             baselines=self._chance(job.trials[index].target, target),
             objective=reconstruction.objective,
             trace=reconstruction.trace,
@@ -115,7 +123,14 @@ class TrialRunner:
             metrics={spec: measure(spec, target.originals.images, matched) for spec in self._setup.scenario.metrics},
         )
         images = {"originals": target.originals.images.float(), "reconstructions": matched.float()}
+        for place, chosen in enumerate(record.top[:PICTURED]):
+            images[f"line_up.{place}"] = self._candidates(target.originals.images[place], chosen)
         return Outcome(record, save({name: tensor.detach().cpu().contiguous() for name, tensor in images.items()}))
+
+    def _candidates(self, original: Tensor, chosen: tuple[int, ...]) -> Tensor:
+        """Return the pictures of a line-up's front, [K, C, H, W]."""
+        strangers = self._setup.strangers.images
+        return torch.stack([original if index < 0 else strangers[index] for index in chosen]).float()
 
     def _against_fed(self, target: Target, reconstruction: Reconstruction) -> tuple[float, ...] | None:
         """Score against what the model was fed, where a defence changed it."""
@@ -123,6 +138,32 @@ class TrialRunner:
             return None
         fed = Batch(target.fed.images, target.originals.labels)  # mixed labels are shares, and are not scored here
         return score(fed, reconstruction.images, reconstruction.labels, None).psnr
+
+    def _line_up(self, target: Target, reconstruction: Reconstruction) -> dict[str, object]:
+        """Rank the originals among strangers; nothing, where these are too few."""
+        found = line_up(
+            target.originals,
+            reconstruction.images,
+            self._setup.strangers,
+            self._lpips,
+            by_class=self._setup.scenario.attacker.labels == "true",
+        )
+        if found is None:
+            return {}
+        return {
+            "ranks": found.ranks,
+            "line_up": found.sizes,
+            "twins": found.twins,
+            "stranger_psnr": found.stranger_psnr,
+            "top": found.top,
+        }
+
+    def _label_chance(self, count: int) -> float | None:
+        """Return what guessing labels by public frequencies gives; None where the attacker was given them."""
+        if self._setup.scenario.attacker.labels == "true":
+            return None
+        classes = len(self._setup.private.classes)
+        return guessed_accuracy(torch.bincount(self._setup.public.labels.cpu(), minlength=classes), count)
 
     def _chance(self, number: int, target: Target) -> dict[str, tuple[float, ...]]:
         key = (number, len(target.originals))

@@ -13,7 +13,7 @@ from enum import IntEnum
 from statistics import fmean
 
 from fedseal.core.errors import UsageError
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.store.records import TrialRecord
 
 
@@ -187,8 +187,8 @@ def _judge_cell(cell: Cell, seed: int) -> Cell:
     baselines = {name: _trial_means(r.baselines[name] for r in done) for name in done[0].baselines}
     strongest = max(baselines, key=lambda name: sum(baselines[name]))
     chance = baselines[strongest]
-    excess = bootstrap_mean([p - c for p, c in zip(psnr, chance, strict=True)], seed=seed)
-    mean = bootstrap_mean(psnr, seed=seed)
+    excess = mean_interval([p - c for p, c in zip(psnr, chance, strict=True)], seed=seed)
+    mean = mean_interval(psnr, seed=seed)
     lpips = [r.lpips for r in done if r.lpips is not None]
     return Cell(
         cell.scenario,
@@ -197,9 +197,9 @@ def _judge_cell(cell: Cell, seed: int) -> Cell:
         cell.aware,
         cell.records,
         psnr=mean,
-        best_psnr=bootstrap_mean(_trial_means(r.psnr_best for r in done), seed=seed),
-        ssim=bootstrap_mean(_trial_means(r.ssim for r in done), seed=seed),
-        lpips=bootstrap_mean(_trial_means(lpips), seed=seed) if len(lpips) == len(done) else None,
+        best_psnr=mean_interval(_trial_means(r.psnr_best for r in done), seed=seed),
+        ssim=mean_interval(_trial_means(r.ssim for r in done), seed=seed),
+        lpips=mean_interval(_trial_means(lpips), seed=seed) if len(lpips) == len(done) else None,
         baseline=strongest,
         baseline_psnr=sum(chance) / len(chance),
         excess=excess,

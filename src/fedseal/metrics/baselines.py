@@ -1,8 +1,8 @@
 """Chance baselines: what one scores without attacking, from public data or from nothing.
 
 A PSNR of 10 to 11 dB is about what the mean image of the data set reaches, so a score means something only
-beside these. Some can be made by an attacker (`ATTAINABLE`): these decide whether a score is a leak. `nearest` and
-`flat` look at the original itself (`ORACLES`): nobody can guess that, so they are shown for reference and decide nothing.
+beside these. Some an attacker can make (`ATTAINABLE`): these decide whether a score is a leak. `nearest` and `flat`
+look at the original itself (`ORACLES`): nobody can guess that, so they are shown for reference and decide nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ORACLES = ("nearest", "flat")
 """Guesses that look at the original: reference lines."""
 
 WINSOR_DB = 40.0
-"""Above this a picture is as good as its original. Differences of scores are taken below: an exact match counts 100 dB by
-convention, and one blank or duplicated image would otherwise outweigh ten others in a mean."""
+"""Above this a picture is as good as its original. Differences of scores are taken below: an exact match counts 100 dB
+by convention, and one blank or duplicated image would otherwise outweigh ten others in a mean."""
 
 ROUNDING = 1.5 / 255
 """Images that differ by no more in any pixel are the same up to eight bits."""

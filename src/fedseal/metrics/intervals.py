@@ -1,10 +1,11 @@
 """Confidence intervals that cover what they say: bootstrap-t for means, Clopper-Pearson for shares.
 
-The percentile bootstrap over n trial means covers .80 / .88 / .92 at n = 4 / 8 / 16 for a nominal .95, Student's t .88 on
-skewed values at n = 4. The bootstrap-t (Efron 1981; Hall 1988) takes the quantiles of the studentised mean from the
+The percentile bootstrap over n trial means covers .80 / .88 / .92 at n = 4 / 8 / 16 for a nominal .95, Student's t .88
+on skewed values at n = 4. The bootstrap-t (Efron 1981; Hall 1988) takes the quantiles of the studentised mean from the
 sample itself; tests/metrics/test_intervals.py holds its coverage between .93 and .97 for normal, skewed and overlapping
-bimodal values at n = 4, 8 and 16. Two modes far apart are beyond any method at n = 4: with probability 1/8 all four values
-come from one of them (coverage about .89; above .97 from n = 8 on). Below four values there is no interval at all.
+bimodal values at n = 4, 8 and 16. Two modes far apart are beyond any method at n = 4: with probability 1/8 all four
+values come from one of them (coverage about .89; above .97 from n = 8 on). Below four values there is no interval at
+all. Clopper-Pearson never covers less than it says; at small n it covers more, as shares come in steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accuracy of recovered labels, and of guessed ones: an attacker recovers which labels a batch holds, not their order."""
+"""Accuracy of recovered and of guessed labels: an attacker recovers which labels a batch holds, not their order."""
 
 from __future__ import annotations
 
@@ -54,4 +54,6 @@ def guessed_accuracy(frequencies: Tensor, batch_size: int) -> float:
     shares = shares / shares.sum()
     k = torch.arange(batch_size, dtype=torch.float64)
     gains = special.bdtrc(k[None, :].numpy(), batch_size, shares[:, None].numpy())  # P(Bin > k), k from 0
-    return min(1.0, float(torch.from_numpy(gains).flatten().sort(descending=True).values[:batch_size].sum()) / batch_size)
+    return min(
+        1.0, float(torch.from_numpy(gains).flatten().sort(descending=True).values[:batch_size].sum()) / batch_size
+    )

@@ -1,10 +1,10 @@
-"""Singled out: does a reconstruction point at its original among strangers?
+"""Singled out: whether a reconstruction points at its original among strangers.
 
 The private image is put among N - 1 images of the same source that nothing else has seen, and all N are ranked by their
 similarity to what the attacker rebuilt. Without a leak original and strangers are exchangeable, so each rank has
-probability 1/N, whatever the attack and whatever the PSNR. Of a batch the attacker holds a set of B pictures: a candidate
-counts by its similarity to the most similar of them, the original like the strangers, so chance stays 1/N exactly where a
-pairing with the originals would not.
+probability 1/N, whatever the attack and whatever the PSNR. Of a batch the attacker holds a set of B pictures: a
+candidate counts by its similarity to the most similar of them, the original like the strangers, so chance stays 1/N
+exactly; after a pairing with the originals, which picks what resembles them, it would not.
 
 "Singling out" is the first of the three risks by which the European data protection authorities judge anonymisation
 (Article 29 Working Party, Opinion 05/2014, WP216).
@@ -33,8 +33,8 @@ FEWEST_STRANGERS = 19
 
 TWIN_CORRELATION = 0.98
 TWIN_DB = 30.0
-"""A stranger this close to the original is the same picture to the eye. It is taken out of the line-up, and counted as if
-the attacker had been allowed to point at it instead: chance is (1 + twins)/N."""
+"""A stranger this close to the original is the same picture to the eye. It is taken out of the line-up, and counted as
+if the attacker had been allowed to point at it instead: chance is (1 + twins)/N."""
 
 SIMILARITY_WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -63,7 +63,7 @@ class LineUp:
         sizes: N, the original included.
         twins: near-duplicates of the original taken out.
         stranger_psnr: in dB, the most that any reconstruction reaches on any stranger: what chance reaches.
-        top: the `SHOWN` candidates most correlated with the reconstructions, as indices of strangers; -1 is the original.
+        top: the `SHOWN` candidates most correlated with the reconstructions: indices of strangers, -1 for the original.
     """
 
     ranks: dict[str, tuple[int, ...]]
