@@ -37,8 +37,8 @@ from fedseal.data.registry import DATASETS
 from fedseal.defences.lids.construction import Construction, Recipe, construct, lids_directory
 from fedseal.defences.lids.defence import Lids
 from fedseal.defences.lids.groups import Groups, form_batches
+from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, simulate
-from fedseal.federation.simulation.loop import Prepared
 from fedseal.metrics.image import psnr, ssim
 from fedseal.metrics.intervals import bootstrap_mean
 from fedseal.metrics.judge import train_judge
@@ -251,7 +251,7 @@ class Bench:
             seed=e.seed,
         )
         client = self.parts.client
-        shares = [Prepared(Batch(*part)) for part in _shares(client, how.clients)]
+        shares = [Held(Batch(*part)) for part in _shares(client, how.clients)]
         defence = None if case == "none" else Lids(e.samples, e.tau, augment=case == "lids", epochs=how.epochs)
         started = time.perf_counter()
         done = simulate(config, self.model(e.model, e.seed), shares, self.parts.test, defence)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fedbench.cases import Case, initial_model
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence
+from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, RoundRecord, RoundWatcher, simulate
-from fedseal.federation.simulation.loop import Prepared
 
 
 class _Stopwatch(RoundWatcher):
@@ -46,7 +46,7 @@ def by_fedseal(
     )
     watch = _Stopwatch(clock)
     tiny = Batch(data[0].images[:1], data[0].labels[:1])
-    result = simulate(config, initial_model(case), [Prepared(own) for own in data], tiny, defence, listener=watch)
+    result = simulate(config, initial_model(case), [Held(own) for own in data], tiny, defence, listener=watch)
     times = [after - before for before, after in pairwise(watch.times)]
     return times, result.model
 

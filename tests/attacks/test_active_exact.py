@@ -14,7 +14,7 @@ from fedseal.attacks.active.bins import bin_edges, expected_alone
 from fedseal.attacks.active.loki import client_blocks
 from fedseal.attacks.active.trap_weights import caught
 from fedseal.attacks.row_quotients import pick_images
-from fedseal.audit.exchange import Exchange
+from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
 from fedseal.core.attack import ATTACKS, Attack, Budget
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Defence
@@ -77,9 +77,9 @@ class Federation:
         self.sent: list[Sequence[nn.Module]] = []
 
     def exchange(self) -> Exchange:
-        clients = self.knowledge.clients or 1
-        defences = [Defence() for _ in range(clients)]
-        return Exchange(self.batches, self.config, defences, lambda _: self.knowledge, seed=0, stream=("none", 0))
+        streams = TargetStreams(0, ("none", 0))
+        cohort = target_cohort(self.batches, self.config, Defence(), streams)
+        return Exchange(cohort, self.config, lambda _: self.knowledge, streams)
 
     def ask(self, models: Sequence[nn.Module]) -> Observation:
         self.sent.append(models)

@@ -11,8 +11,8 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, simulate
-from fedseal.federation.simulation.loop import Prepared
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
@@ -26,9 +26,9 @@ class Stopping(RoundWatcher):
             raise KeyboardInterrupt
 
 
-def client_data(client: int) -> Prepared:
+def client_data(client: int) -> Held:
     source = generator(client, "images")
-    return Prepared(Batch(torch.rand(12, *SHAPE, generator=source), torch.arange(12) % 4))
+    return Held(Batch(torch.rand(12, *SHAPE, generator=source), torch.arange(12) % 4))
 
 
 def course(

@@ -17,7 +17,9 @@ from fedseal.defences.adgp import AlignedDualGradientPruning
 from fedseal.defences.dual_pruning import DualGradientPruning
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round
-from fedseal.federation.simulation import FederationConfig, simulate
+from fedseal.federation.cohort.traffic import message_bytes
+from fedseal.federation.simulation import FederationConfig, RoundWatcher, SeenUpload, simulate
+from fedseal.federation.wire import payload_size
 from fedseal.models.registry import build_model
 
 
@@ -113,8 +115,10 @@ def test_downloads_are_counted_by_the_codec():
     dense = 4 * sum(tensor.numel() for tensor in update(0).values())
     assert costs[0].bytes_down is not None
     assert costs[0].bytes_down < 0.55 * dense
+    location = defences[0].broadcast()
+    assert location is not None
     bound = (0.4 * 32 + 0.971) / 32 * dense  # values in I, and I itself at its entropy (DEFENCES.md 9)
-    assert costs[0].bytes_down == pytest.approx(bound, rel=0.1)
+    assert costs[1].bytes_down + message_bytes(location) == pytest.approx(bound, rel=0.1)
     assert "40 % largest" in " ".join(costs[0].remarks)
     assert "broadcast" not in " ".join(costs[1].remarks)
 
@@ -140,6 +144,40 @@ def test_a_federation_of_many_shares_one_set_a_round():
     for aligned, plain in zip(result["adgp"].rounds, result["none"].rounds, strict=True):
         assert aligned.bytes_up < 0.4 * plain.bytes_up
         assert aligned.bytes_down < 0.6 * plain.bytes_down
+
+
+def test_the_broadcast_set_is_counted_once_up_and_down_for_everyone_else():
+    """Claim D6, correction C10: without feedback and noise the aggregate's download is the same for all."""
+    told: list[int] = []
+    uploads: list[int] = []
+
+    class Counting(RoundWatcher):
+        def inspects(self, round_number: int) -> bool:
+            return True
+
+        def uploaded(self, model: nn.Module, upload: SeenUpload) -> None:
+            uploads.append(payload_size(upload.update.tensors))
+
+    class Telling(AlignedDualGradientPruning):
+        def broadcast(self) -> Tensors | None:
+            message = super().broadcast()
+            told.extend([] if message is None else [message_bytes(message)])
+            return message
+
+    faces = DATASETS.build("faces")
+    clients = [_Slice(faces, range(20 * index, 20 * index + 20)) for index in range(4)]
+    model = build_model("lenet", input_shape=faces.shape, num_classes=2, seed=0)
+    config = FederationConfig(algorithm="fedsgd", rounds=1, batch_size=8, bn_mode="eval")
+    defence = Telling()
+    (record,) = simulate(
+        config, model, clients, faces.batch(torch.arange(100, 104)), defence, listener=Counting()
+    ).history.rounds
+    (location,) = told
+    assert record.bytes_up == sum(uploads) + location
+    values = record.bytes_down - 3 * location
+    assert values % 4 == 0
+    entries = sum(math.ceil(0.4 * p.numel()) for p in model.parameters())
+    assert values // 4 == pytest.approx(4 * entries, rel=0.1)
 
 
 class _Slice:

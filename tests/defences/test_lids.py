@@ -24,8 +24,8 @@ from fedseal.defences.lids.groups import form_batches
 from fedseal.defences.lids.synthesis import ALPHAS, interpolate, nearest_of_class, synthesise
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round, set_mode
+from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, simulate
-from fedseal.federation.simulation.loop import Prepared
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 16, 16)
@@ -255,7 +255,7 @@ def test_a_client_feeds_one_of_its_batches():
 
 def test_lids_trains_a_federation():
     data = digits(48)
-    halves = [Prepared(Batch(data.images[part], data.labels[part])) for part in (slice(24), slice(24, None))]
+    halves = [Held(Batch(data.images[part], data.labels[part])) for part in (slice(24), slice(24, None))]
     net = build_model("convbn:width=8", input_shape=SHAPE, num_classes=10, seed=0)
     config = FederationConfig(rounds=2, local_steps=2, batch_size=8)
     result = simulate(config, net, halves, data, build_defence("lids:samples=4,epochs=2"))

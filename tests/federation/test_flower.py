@@ -583,6 +583,58 @@ def test_train_round_checks_the_shape_a_defence_asks_for():
     assert seal.result is None
 
 
+class Negative(Defence):
+    """Feeds the negatives of the client's images, made once from all it holds."""
+
+    name = "negative"
+
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        return Batch(1 - dataset.images, dataset.labels)
+
+
+def test_train_round_trains_on_what_a_defence_prepared_of_the_whole_data():
+    """Correction C12: what `prepare` returned was dropped where the whole data set was given."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
+    data = Batch(torch.rand(6, 1, 4, 4), torch.arange(6))
+    batch = Batch(data.images[[4, 1]], data.labels[[4, 1]])
+    expected = client_round(model, [Batch(1 - batch.images, batch.labels)], RoundConfig(), Defence(), generator(0))
+    for dataset in (data, None):
+        with opened(Seal(Negative(), generator(0), 0, "7")):
+            trained = train_round(model, [batch], RoundConfig(), dataset=dataset)
+        assert torch.equal(trained.round.fed[0].images, 1 - batch.images)
+        for name, tensor in expected.update.tensors.items():
+            assert torch.equal(trained.round.update.tensors[name], tensor)
+
+
+def test_a_client_prepares_its_data_by_the_same_draw_in_every_round(flower: Any, monkeypatch: pytest.MonkeyPatch):
+    drawn: dict[str, list[float]] = {}
+
+    class Drawing(Defence):
+        def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+            self.noise = float(torch.rand((), generator=generator))
+            return dataset
+
+        def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+            drawn.setdefault(context.client, []).append(self.noise)
+            return batch
+
+    monkeypatch.setattr("fedseal.flower.defend.build_defence", lambda spec: Drawing())
+    app = ClientApp(mods=[defend("none")])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
+        model.load_state_dict(received(message))
+        batch = Batch(torch.rand(3, 1, 4, 4), torch.arange(3))
+        return reply_with(message, train_round(model, [batch], RoundConfig()).weights)
+
+    start = dict(nn.Sequential(nn.Flatten(), nn.Linear(16, 10)).state_dict())
+    fit(guard(fedavg()), flower.grid(app, 2), rounds=3, state=start)
+    assert [len(set(values)) for values in drawn.values()] == [1, 1]
+    assert [len(values) for values in drawn.values()] == [3, 3]
+    assert len({values[0] for values in drawn.values()}) == 2
+
+
 class TestSecAgg:
     """SecAgg+ of Flower around a defence: the sum is the plain one, within SecAgg+'s own quantisation."""
 

@@ -24,13 +24,13 @@ from fedseal.core.tensors import Tensors
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.checkpoint import load_checkpoint
 from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.federation.cohort import Assignment, Held
+from fedseal.federation.cohort.one_by_one import OneByOne
+from fedseal.federation.cohort.vectorised import can_vectorise, clients_at_once, pays, train_together
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients, steps_of_epochs
 from fedseal.federation.server import RunningMean
 from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, SeenUpload, simulate
-from fedseal.federation.simulation.clients import Assignment, OneByOne
 from fedseal.federation.simulation.evaluation import evaluate
-from fedseal.federation.simulation.loop import Prepared
-from fedseal.federation.simulation.vectorised import can_vectorise, clients_at_once, pays, train_together
 from fedseal.federation.wire import encode
 from fedseal.models.registry import build_model
 
@@ -49,8 +49,8 @@ def data_of(size: int, seed: int = 0) -> Batch:
     return Batch(images, labels)
 
 
-def clients_of(count: int, size: int = 12) -> list[Prepared]:
-    return [Prepared(data_of(size, seed)) for seed in range(count)]
+def clients_of(count: int, size: int = 12) -> list[Held]:
+    return [Held(data_of(size, seed)) for seed in range(count)]
 
 
 TEST = data_of(80, 999)
@@ -68,7 +68,7 @@ def model_of(spec: str = "mlp:width=8", dtype: torch.dtype = torch.float32) -> n
 
 def run(
     model: nn.Module | None = None,
-    clients: list[Prepared] | None = None,
+    clients: list[Held] | None = None,
     defence: Defence | str | None = None,
     listener: RoundWatcher | None = None,
     checkpoint: Path | None = None,
@@ -141,7 +141,7 @@ def test_fedavg_of_one_step_is_fedsgd(spec: str) -> None:
 
 def test_fedavg_weighs_clients_by_their_examples() -> None:
     """One round against McMahan's Algorithm 1 written out."""
-    clients = [Prepared(data_of(size, size)) for size in (4, 12)]
+    clients = [Held(data_of(size, size)) for size in (4, 12)]
     expected = {name: torch.zeros_like(value) for name, value in weights(model_of()).items()}
     for client, share in zip(clients, (4 / 16, 12 / 16), strict=True):
         local = model_of()
@@ -197,7 +197,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_one_another(defence: str
     ],
 )
 def test_clients_trained_together_are_those_trained_in_turn(spec: str, defence: str, config: dict[str, Any]) -> None:
-    clients = [Prepared(data_of(size, size)) for size in (4, 9, 9, 6)]  # batches of several sizes
+    clients = [Held(data_of(size, size)) for size in (4, 9, 9, 6)]  # batches of several sizes
     common = {"clients": clients, "defence": defence, "batch_size": 4, **config}
     (alone, one), (together, other) = (
         run(model_of(spec, torch.float64), vectorise=how, **common) for how in ("never", "always")
@@ -212,7 +212,7 @@ def test_a_chunk_of_clients_is_bounded_by_memory(monkeypatch: pytest.MonkeyPatch
     _, whole = run(model, clients, vectorise="always", algorithm="fedsgd")
     batches = [clients[0].data]
     share = clients_at_once(model_of(), batches)
-    monkeypatch.setattr("fedseal.federation.simulation.vectorised.MEMORY", 3 * (256 << 20) // share)
+    monkeypatch.setattr("fedseal.federation.cohort.vectorised.MEMORY", 3 * (256 << 20) // share)
     assert clients_at_once(model_of(), batches) == 3
     _, parts = run(model, clients, vectorise="always", algorithm="fedsgd")
     assert_close(whole, parts, 1e-12)
@@ -548,11 +548,11 @@ def test_what_cannot_be_is_said() -> None:
         run(defence="secagg:clients=3", clients_per_round=2)
     with pytest.raises(UsageError, match="several local steps, fedsgd one"):
         run(defence="local-steps:steps=3", algorithm="fedsgd")
-    uneven = [Prepared(data_of(size)) for size in (4, 5)]
+    uneven = [Held(data_of(size)) for size in (4, 5)]
     with pytest.raises(UsageError, match="only a plain mean unmasks"):
         run(clients=uneven, defence="cancelling-noise")
     with pytest.raises(InputError, match="client-1 holds no data"):
-        run(clients=[Prepared(data_of(3)), Prepared(Batch(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64)))])
+        run(clients=[Held(data_of(3)), Held(Batch(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64)))])
 
 
 def test_noise_that_partners_cancel_leaves_the_training_as_it_was() -> None:
@@ -605,7 +605,7 @@ def test_an_aggregate_of_many_needs_the_memory_of_one() -> None:
 @pytest.mark.parametrize("workers", [1, 3, None])
 def test_uploads_are_made_as_they_are_taken(workers: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than a chunk of clients is ever asked for ahead of the uploads taken."""
-    monkeypatch.setattr("fedseal.federation.simulation.vectorised.MEMORY", 200_000)
+    monkeypatch.setattr("fedseal.federation.cohort.vectorised.MEMORY", 200_000)
     model, data = model_of(), data_of(4)
     train = train_together if workers is None else OneByOne(model, workers, data.images, ())
     most = clients_at_once(model, [data]) if workers is None else workers + 1
@@ -616,9 +616,9 @@ def test_uploads_are_made_as_they_are_taken(workers: int | None, monkeypatch: py
         nonlocal asked
         for index in range(100):
             asked += 1
-            yield Assignment(index, f"client-{index}", (data,), RoundConfig(), Defence(), generator(0))
+            yield Assignment(index, f"client-{index}", model, (data,), RoundConfig(), Defence(), generator(0))
 
-    for _ in train(model, assignments(), 0):
+    for _ in train(assignments(), 0):
         taken += 1
         assert asked - taken <= most
     assert taken == 100
@@ -643,22 +643,22 @@ class Meeting(Defence):
         return batch
 
 
-def assignments_of(data: Batch, count: int, defence: Defence) -> list[Assignment]:
+def assignments_of(model: nn.Module, data: Batch, count: int, defence: Defence) -> list[Assignment]:
     config = RoundConfig(train_mode=True)
-    return [Assignment(i, f"client-{i}", (data,), config, defence, generator(i)) for i in range(count)]
+    return [Assignment(i, f"client-{i}", model, (data,), config, defence, generator(i)) for i in range(count)]
 
 
 def test_clients_really_train_at_once() -> None:
     model, data = model_of(), data_of(4)
-    train, assignments = OneByOne(model, 2, data.images, ()), assignments_of(data, 4, Meeting())
-    assert [answer.failure for answer in train(model, assignments, 0)] == [""] * 4
+    train, assignments = OneByOne(model, 2, data.images, ()), assignments_of(model, data, 4, Meeting())
+    assert [answer.failure for answer in train(assignments, 0)] == [""] * 4
 
 
 def test_clients_whose_model_draws_train_one_after_the_other_and_alike() -> None:
     model, data = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, CLASSES)).train(), data_of(4)
     state = torch.get_rng_state()
     train = OneByOne(model, 3, data.images, ())
-    answers = [list(train(model, assignments_of(data, 6, Defence()), 0)) for _ in range(2)]
+    answers = [list(train(assignments_of(model, data, 6, Defence()), 0)) for _ in range(2)]
     for one, other in zip(*answers, strict=True):
         assert one.update is not None
         assert other.update is not None
@@ -671,7 +671,7 @@ def test_memory_is_flat_in_the_number_of_clients() -> None:
     """Python's side of it; the tensors' is bounded by the chunk above."""
     peaks = []
     for count in (50, 400):
-        clients = [Prepared(data_of(2, 0))] * count
+        clients = [Held(data_of(2, 0))] * count
         tracemalloc.start()
         run(clients=clients, algorithm="fedsgd", rounds=1, batch_size=2)
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedseal.audit.exchange import Exchange, joined
+from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
 from fedseal.audit.scenario import Scenario
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
@@ -20,11 +20,12 @@ from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
-from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.federation.cohort import federated_model, joined
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
 
@@ -82,9 +83,7 @@ class Setup:
 
     def wrapped_model(self, defence: Defence) -> nn.Module:
         """Return the model the federation trains under a defence: a copy, seeded where the defence adds to it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.scenario.seed, "wrapped"))
-            return set_mode(defence.wrap_model(copy.deepcopy(self.model)), self.config)
+        return set_mode(federated_model(defence, copy.deepcopy(self.model), self.scenario.seed), self.config)
 
     def batches(self, target: int, shape: RoundShape) -> list[Batch]:
         """Return the batches of one target's clients and local steps; different targets share no image."""
@@ -116,17 +115,14 @@ class Setup:
         shape = self.shape(defence)
         batches = self.batches(target, shape)
         originals = joined(batches)
-        exchange = Exchange(
-            batches,
-            replace(self.config, local_steps=shape.local_steps),
-            [defence, *(copy.deepcopy(defence) for _ in range(shape.clients - 1))],
-            partial(self._knowledge, shape, originals),
-            seed=self.scenario.seed,
-            stream=(name, target),
-        )
+        config = replace(self.config, local_steps=shape.local_steps)
+        streams = TargetStreams(self.scenario.seed, (name, target))
+        cohort = target_cohort(batches, config, defence, streams, name=f"client-{target}")
+        exchange = Exchange(cohort, config, partial(self._knowledge, shape, originals), streams)
         knowledge = self._knowledge(shape, originals, {})
         observation = exchange([model]) if attack is None else attack.provoke(model, knowledge, exchange, seed)
-        return Target(originals, exchange.fed, observation, exchange.cost)
+        fed = originals if exchange.fed is None else exchange.fed
+        return Target(originals, fed, observation, exchange.cost)
 
     def _knowledge(
         self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]

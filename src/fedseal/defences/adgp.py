@@ -85,11 +85,13 @@ class AlignedDualGradientPruning(FeedbackPruning):
         return sent
 
     def report(self) -> CostReport:
-        """Add the download (I, then the aggregate's values in I), and what I tells of who broadcast it."""
+        """Add the download (the aggregate's values in I), and what I tells of who broadcast it.
+
+        I itself goes up once and down to the others; the cohort counts it as it counts any broadcast.
+        """
         report = super().report()
         if not self._location:
             return report
-        message = {name: mask.to(torch.float32) for name, mask in self._location.items()}
         values = {name: _any_values(int(mask.sum()), self._dtype) for name, mask in self._location.items()}
         remarks = report.remarks
         if self._chosen_here:
@@ -98,7 +100,7 @@ class AlignedDualGradientPruning(FeedbackPruning):
                 f"this client broadcast the locations of its {100 * share:.0f} % largest entries: all others and the "
                 "server know which of its entries are large, also those it did not send",
             )
-        return replace(report, bytes_down=payload_size(message) + payload_size(values), remarks=remarks)
+        return replace(report, bytes_down=payload_size(values), remarks=remarks)
 
     def attacker_view(self) -> AttackerView:
         """Publish the shares and the location set.

@@ -118,13 +118,13 @@ def client_round(
     """
     trained = train(model, batches, config, defence, generator, round_number=round_number, client=client)
     check_finite(trained.update.tensors, "client update")
-    cost = merge_reports(
-        [defence.report()],
-        bytes_up=payload_size(trained.update.tensors),
-        seconds=trained.hook_seconds,
-        density=density(trained.update.tensors),
-    )
+    cost = round_cost(defence, trained.update.tensors, payload_size(trained.update.tensors), trained.hook_seconds)
     return ClientRound(trained.update, trained.fed, trained.bn_statistics, cost)
+
+
+def round_cost(defence: Defence, sent: Tensors, bytes_up: int, seconds: float) -> CostReport:
+    """Return what a defence reports of its last round, with what was measured of the upload."""
+    return merge_reports([defence.report()], bytes_up=bytes_up, seconds=seconds, density=density(sent))
 
 
 def plain_update(
@@ -206,7 +206,7 @@ def train(
             gradient = _gradient(parameters, fed[-1], loss, defence, context, clock)
         gradient = clock(defence.on_gradient, gradient, context)
         if config.kind == "delta":
-            _step(parameters, gradient, velocity, config)
+            sgd_step(parameters, gradient, velocity, config)
     if config.kind == "delta":
         before = dict(model.named_parameters())
         gradient = {name: parameters[name].detach() - before[name].detach() for name in gradient}
@@ -224,8 +224,8 @@ def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:
     return workspace
 
 
-def _step(parameters: Tensors, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
-    """Take one step of SGD; `velocity` is the optimiser's state."""
+def sgd_step(parameters: Tensors, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
+    """Take one step of SGD in place, of one client or of several stacked; `velocity` is the optimiser's state."""
     with torch.no_grad():
         for name, direction in gradient.items():
             if config.momentum:

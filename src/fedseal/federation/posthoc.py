@@ -2,25 +2,26 @@
 
 Frameworks hand over what a client is about to upload, not its training loop. A defence that acts on the update alone
 can be applied there and then; one that acts earlier (on data, model, samples or step gradients) cannot, and is refused
-rather than left out in silence: its training has to run through `client_round`.
+rather than left out in silence: its training has to run through a cohort (`fedseal.flower.train_round`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
-from fedseal.core.defence import Classifier, CostReport, Defence, RoundContext, RoundShape, merge_reports
+from fedseal.core.defence import Classifier, CostReport, Defence, RoundContext, RoundShape
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
-from fedseal.federation.wire import encode
-from fedseal.metrics.gradient import density
+from fedseal.federation.client import HookClock, RoundConfig
+from fedseal.federation.cohort import Answer, Assignment, Client, play_alone
+from fedseal.federation.cohort.answers import Measure
+from fedseal.federation.wire import payload_size
 
 _TRAINING_HOOKS = (
     "prepare",
@@ -85,8 +86,9 @@ def seal_update(
     round_number: int,
     client: str,
     learning_rate: float,
+    measure: Measure = payload_size,
 ) -> SealedUpdate:
-    """Apply a defence to a finished update.
+    """Apply a defence to a finished update: the round of a cohort's one client, of which its training is over.
 
     Args:
         update: the client's own, trainable parameters only.
@@ -96,6 +98,7 @@ def seal_update(
         round_number: from 0.
         client: its name.
         learning_rate: of the client's steps.
+        measure: counts the bytes of the sealed update.
     """
     early = needs_training(defence)
     if early:
@@ -103,16 +106,61 @@ def seal_update(
             f"{', '.join(early)} acts while the client trains and cannot be applied to a finished update.",
             hint="Train with fedseal.flower.train_round, or choose a defence of the update such as topk or gaussian.",
         )
-    check_finite(update.tensors, "client update")
-    context = RoundContext(
-        _Weights(before), _no_loss, generator, round_number, 0, learning_rate, client, kind=update.kind
+    config = RoundConfig(learning_rate=learning_rate, upload=update.kind)
+    done = play_alone(
+        Client(client, _Elsewhere(), config, lambda data, number: ()),
+        _Weights(before),
+        defence,
+        _Given(generator),
+        round_number=round_number,
+        train=_Finished(update, measure),
     )
-    start = time.perf_counter()
-    sent = defence.on_update(update.tensors, context)
-    seconds = time.perf_counter() - start
-    check_finite(sent, "sealed update")
-    cost = merge_reports([defence.report()], bytes_up=len(encode(sent)), seconds=seconds, density=density(sent))
-    return SealedUpdate(Update(sent, update.kind), cost)
+    return SealedUpdate(done.update, done.cost)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A way to train a client that has trained already: of its hooks, only that of the update is left."""
+
+    update: Update
+    measure: Measure
+
+    def __call__(
+        self, assignments: Iterable[Assignment], round_number: int, *, statistics: bool = True
+    ) -> Iterator[Answer]:
+        for one in assignments:
+            check_finite(self.update.tensors, "client update")
+            rate, kind, clock = one.config.learning_rate, self.update.kind, HookClock()
+            context = RoundContext(one.model, _no_loss, one.generator, round_number, 0, rate, one.name, kind=kind)
+            sent = clock(one.defence.on_update, self.update.tensors, context)
+            check_finite(sent, "sealed update")
+            yield Answer(one, Update(sent, kind), bytes_up=self.measure(sent), hook_seconds=clock.seconds)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A randomness that someone else has seeded."""
+
+    source: torch.Generator
+
+    def prepare(self, client: int) -> torch.Generator:
+        return self.source
+
+    def round(self, client: int, number: int) -> torch.Generator:
+        return self.source
+
+    def turns(self, number: int) -> torch.Generator:
+        return self.source
+
+
+class _Elsewhere:
+    """The data of a client whose training loop is someone else's: they are not seen here."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def batch(self, indices: Tensor | None = None) -> Batch:
+        raise CapabilityError("a client's data are not seen after its training.", hint="Train with train_round.")
 
 
 def travelling(state: Tensors) -> list[str]:

@@ -17,19 +17,6 @@ from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.tensors import Tensors, check_finite, check_like
 
 
-def mean_update(updates: Sequence[Update]) -> Update:
-    """Return the plain mean of updates: all a server learns under ideal secure aggregation (ATTACKS.md 15)."""
-    if not updates:
-        raise InputError("there are no updates to aggregate.", hint="At least one client must answer.")
-    first = updates[0]
-    for update in updates[1:]:
-        if update.kind != first.kind:
-            raise InputError("gradients and weight changes cannot be aggregated together.")
-        check_like(update.tensors, first.tensors, "aggregate")
-    means = {name: torch.stack([u.tensors[name] for u in updates]).mean(0) for name in first.tensors}
-    return Update(means, first.kind)
-
-
 def check_upload(tensors: Tensors, model: nn.Module) -> None:
     """Refuse an upload whose names, shapes or dtypes are not the model's, or that holds NaN or infinity."""
     check_like(tensors, {name: p for name, p in model.named_parameters() if p.requires_grad}, "upload")
@@ -37,16 +24,18 @@ def check_upload(tensors: Tensors, model: nn.Module) -> None:
 
 
 class RunningMean:
-    """A weighted mean of named tensors, in the memory of one of them."""
+    """A weighted mean of named tensors, in the memory of one of them; half precision is added up in single."""
 
     def __init__(self) -> None:
         self.weight = 0.0
         self._sum: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, tensors: Tensors, weight: float) -> None:
         """Take one more member, with a positive weight."""
         if not self._sum:
-            self._sum = {name: tensor.detach() * weight for name, tensor in tensors.items()}
+            self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+            self._sum = {name: _single(tensor.detach()) * weight for name, tensor in tensors.items()}
         else:
             for name, total in self._sum.items():
                 total.add_(tensors[name], alpha=weight)
@@ -56,7 +45,22 @@ class RunningMean:
         """Return the mean of what was added."""
         if not self.weight:
             raise InputError("there are no updates to aggregate.", hint="At least one client must answer.")
-        return {name: total / self.weight for name, total in self._sum.items()}
+        return {name: total.to(self._dtypes[name]) / self.weight for name, total in self._sum.items()}
+
+
+def mean_update(updates: Sequence[Update]) -> Update:
+    """Return the plain mean of updates: all a server learns under ideal secure aggregation (ATTACKS.md 15)."""
+    mean = RunningMean()
+    for update in updates:
+        if update.kind != updates[0].kind:
+            raise InputError("gradients and weight changes cannot be aggregated together.")
+        check_like(update.tensors, updates[0].tensors, "aggregate")
+        mean.add(update.tensors, 1.0)
+    return updates[0] if len(updates) == 1 else Update(mean.value(), updates[0].kind if updates else "gradient")
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class ServerOptimiser:

@@ -22,9 +22,10 @@ from fedseal.core.observation import Update
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors, check_like
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.cohort.answers import Measure
 from fedseal.federation.posthoc import refuse_joint, seal_update, travelling
 from fedseal.federation.update_file import check_update
-from fedseal.federation.wire import encode
+from fedseal.federation.wire import encode, payload_size
 from fedseal.flower.records import (
     ENVELOPE,
     Encoding,
@@ -73,7 +74,9 @@ class _Defend:
         _, sent = only_arrays(message.content, "train message")
         before = to_tensors(sent, "train message")  # now: the app may change the record
         round_number = server_round(message, _rounds_done(context) + 1)
-        seal = self._seal(spec, context, round_number)
+        prepared_by = self._prepared_by(context)
+        packed = _Packed() if encoding == "wire" else None
+        seal = self._seal(spec, context, round_number, prepared_by, packed or payload_size)
         with opened(seal):
             reply = call_next(message, context)
         if reply.has_error():
@@ -86,10 +89,10 @@ class _Defend:
             # SecAgg+ hands out double precision, whatever the model has
             before = _in_precision_of(to_tensors(record, "reply"), before)
         sealed = self._sealed(seal, before, record)
-        _remember(context, seal.defence, round_number)
+        _remember(context, seal.defence, round_number, prepared_by)
         envelope = Envelope(round_number, sealed.update.kind, encoding, sealed.learning_rate, spec)
-        if encoding == "wire":
-            reply.content.array_records[key] = payload_record(encode(sealed.update.tensors))
+        if packed is not None:
+            reply.content.array_records[key] = payload_record(packed.payload)
         else:
             reply.content.array_records[key] = _weights(sealed, before, record)
         if not legacy:
@@ -97,14 +100,23 @@ class _Defend:
         _write_cost(reply.content, sealed.cost)
         return reply
 
-    def _seal(self, spec: str, context: Context, round_number: int) -> Seal:
+    def _prepared_by(self, context: Context) -> int:
+        """Return the seed this client prepares its data with in every round: a first one is drawn, then kept."""
+        record = context.state.config_records.get(PROGRESS)
+        kept = None if record is None else record.get("prepare")
+        if isinstance(kept, int):
+            return kept
+        drawn = generator(None) if self.seed is None else generator(self.seed, "flower", str(context.node_id))
+        return drawn.initial_seed()
+
+    def _seal(self, spec: str, context: Context, round_number: int, prepared_by: int, measure: Measure) -> Seal:
         defence = _checked_defence(spec)
         state = context.state.array_records.get(STATE)
         if state:
             defence.load_state_dict(to_tensors(state, "defence state"))
         client = str(context.node_id)
         source = generator(None) if self.seed is None else generator(self.seed, "flower", client, round_number)
-        return Seal(defence, source, round_number - 1, client)
+        return Seal(defence, source, round_number - 1, client, generator(prepared_by, "prepare"), measure)
 
     def _sealed(self, seal: Seal, before: Tensors, record: ArrayRecord) -> _Sealed:
         if seal.result is not None:
@@ -122,8 +134,20 @@ class _Defend:
             round_number=seal.round_number,
             client=seal.client,
             learning_rate=self.learning_rate,
+            measure=seal.measure,
         )
         return _Sealed(sealed.update, sealed.cost, self.learning_rate)
+
+
+class _Packed:
+    """Encodes an update once: for its length, and for the way."""
+
+    def __init__(self) -> None:
+        self.payload = b""
+
+    def __call__(self, tensors: Tensors) -> int:
+        self.payload = encode(tensors)
+        return len(self.payload)
 
 
 def defend(
@@ -189,11 +213,11 @@ def _rounds_done(context: Context) -> int:
     return done if isinstance(done, int) else 0
 
 
-def _remember(context: Context, defence: Defence, round_number: int) -> None:
+def _remember(context: Context, defence: Defence, round_number: int, prepared_by: int) -> None:
     """Leave the client's state in Flower's context, for its next round."""
     state = {name: tensor.detach().cpu() for name, tensor in defence.state_dict().items()}
     context.state.array_records[STATE] = ArrayRecord(state)
-    context.state.config_records[PROGRESS] = ConfigRecord({"round": round_number})
+    context.state.config_records[PROGRESS] = ConfigRecord({"round": round_number, "prepare": prepared_by})
 
 
 def _weights(sealed: _Sealed, before: dict[str, Tensor], like: ArrayRecord) -> ArrayRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import UsageError
-from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.client import ClientRound, RoundConfig, client_round
+from fedseal.federation.client import ClientRound, RoundConfig
+from fedseal.federation.cohort import federated_model, held_by, play_alone
+from fedseal.federation.cohort.answers import Measure
+from fedseal.federation.cohort.one_by_one import InTurn
+from fedseal.federation.wire import payload_size
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Seal:
         generator: its randomness.
         round_number: from 0.
         client: its name.
+        preparing: what its data are prepared with: the same draw in every round; of the system's, if left out.
+        measure: counts the bytes of the sealed update.
         result: of the training that ran under it, if any did.
     """
 
@@ -53,7 +59,28 @@ class Seal:
     generator: torch.Generator
     round_number: int
     client: str
+    preparing: torch.Generator = field(default_factory=lambda: generator(None))
+    measure: Measure = payload_size
     result: SealedRound | None = None
+
+
+@dataclass(frozen=True)
+class SealStreams:
+    """The randomness of the one client under a seal."""
+
+    seal: Seal
+
+    def prepare(self, client: int) -> torch.Generator:
+        """Return what the client's defence prepares its data with."""
+        return self.seal.preparing
+
+    def round(self, client: int, number: int) -> torch.Generator:
+        """Return what the client's defence draws from in this round."""
+        return self.seal.generator
+
+    def turns(self, number: int) -> torch.Generator:
+        """Return nothing of use: a single client is always first."""
+        return self.seal.generator
 
 
 _OPEN: ContextVar[Seal | None] = ContextVar("fedseal_seal", default=None)
@@ -91,13 +118,14 @@ def train_round(
         model: with the received weights; wrapped by `wrap_model` if the defence changes the model.
         batches: one per local step.
         config: how the client trains.
-        dataset: all of the client's data, for defences that draw from it; the batches if it is left out.
+        dataset: all of the client's data, which the batches are of, for defences that draw from it or put other images
+            in its place; the batches if it is left out.
     """
     seal = _OPEN.get() or Seal(Defence(), generator(None), 0, "client")
     _check_shape(seal.defence, batches)
-    prepared = _prepared(seal, batches, dataset)
-    done = client_round(
-        model, prepared, config, seal.defence, seal.generator, round_number=seal.round_number, client=seal.client
+    client = held_by(seal.client, batches, config, seal.defence.name, dataset=dataset)
+    done = play_alone(
+        client, model, seal.defence, SealStreams(seal), round_number=seal.round_number, train=InTurn((), seal.measure)
     )
     seal.result = SealedRound(done, config.learning_rate, tuple(model.state_dict()))
     scale = 1.0 if done.update.kind == "delta" else -config.learning_rate
@@ -109,9 +137,7 @@ def train_round(
 
 def wrap_model(model: nn.Module, defence: str, *, seed: int = 0) -> nn.Module:
     """Return the model a federation trains under a defence; server and clients call it alike, with one seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "wrapped"))
-        return build_defence(defence).wrap_model(model)
+    return federated_model(build_defence(defence), model, seed)
 
 
 def _check_shape(defence: Defence, batches: Sequence[Batch]) -> None:
@@ -123,17 +149,3 @@ def _check_shape(defence: Defence, batches: Sequence[Batch]) -> None:
             f"{shape.local_steps} of {shape.batch_size}.",
             hint="Give train_round as many batches of that size.",
         )
-
-
-def _prepared(seal: Seal, batches: Sequence[Batch], dataset: Batch | None) -> Sequence[Batch]:
-    """Let the defence prepare the client's data: all of it where it is given, else what the round uses."""
-    if not seal.defence.uses("prepare"):
-        return batches
-    if dataset is not None:
-        seal.defence.prepare(dataset, seal.generator)
-        return batches
-    joined = Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
-    prepared = seal.defence.prepare(joined, seal.generator)
-    sizes = [len(batch) for batch in batches]
-    cut = zip(torch.split(prepared.images, sizes), torch.split(prepared.labels, sizes), strict=True)
-    return [Batch(images, labels) for images, labels in cut]

@@ -1,15 +1,16 @@
 """Federated training in one process: rounds of sampled clients, each behind its own defence, and a server.
 
-`config` says how, `simulate` runs it, `history` is what happened, `clients` and `vectorised` train one round's clients,
+`config` says how, `simulate` runs it, `history` is what happened,
 `checkpoint` makes it resume, `evaluation` measures the global model.
 """
 
 from __future__ import annotations
 
+from fedseal.federation.cohort import ClientData
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
 from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
-from fedseal.federation.simulation.loop import ClientData, SimulationResult, simulate
+from fedseal.federation.simulation.loop import SimulationResult, simulate
 
 __all__ = [
     "ClientData",

@@ -1,4 +1,4 @@
-"""The federation's loop: sample, train, check, average, step, measure, save.
+"""The federation's loop: sample, let the cohort play, step, measure, save.
 
 As many uploads are held as clients train at once (a bounded chunk of them where clients are vectorised); each is added
 to a running mean, so memory does not grow with the clients of a round, beyond the state their defences keep.
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import classes_in, identity_of
-from fedseal.core.observation import Update
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
@@ -30,42 +28,19 @@ from fedseal.core.threads import one_thread
 from fedseal.data.dataset import ImageDataset
 from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedseal.federation.client import set_mode
+from fedseal.federation.cohort import Answer, Client, ClientData, Cohort, federated_model
+from fedseal.federation.cohort.one_by_one import OneByOne
+from fedseal.federation.cohort.traffic import dense_bytes, running_statistics
+from fedseal.federation.cohort.vectorised import can_vectorise, pays, train_together
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients
-from fedseal.federation.server import RunningMean, ServerOptimiser
-from fedseal.federation.simulation.clients import Answer, Assignment, OneByOne
+from fedseal.federation.server import ServerOptimiser
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
 from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
-from fedseal.federation.simulation.vectorised import can_vectorise, pays, train_together
-from fedseal.federation.wire import payload_size
 
 SILENT = "did not answer"
 """Why a client that dropped out is not part of a round."""
-
-
-class ClientData(Protocol):
-    """A client's images: an `ImageDataset`, or anything that hands out batches."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    def batch(self, indices: Tensor | None = None) -> Batch:
-        """Return the images at `indices`, or all."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A client's data as a batch in memory, as a defence prepared it."""
-
-    data: Batch
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def batch(self, indices: Tensor | None = None) -> Batch:
-        """Return the images at `indices`, or all."""
-        return self.data if indices is None else Batch(self.data.images[indices], self.data.labels[indices])
 
 
 @dataclass(frozen=True)
@@ -119,17 +94,24 @@ def simulate(
         return SimulationResult(federation.history, federation.model)
 
 
-@dataclass
-class _Tally:
-    """What is counted while a round's answers arrive."""
+@dataclass(frozen=True)
+class SeededStreams:
+    """A federation's randomness: a function of seed, round and client, so that nothing need be saved to go on."""
 
-    mean: RunningMean = field(default_factory=RunningMean)
-    buffers: RunningMean = field(default_factory=RunningMean)
-    clients: list[str] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    dropped: list[DroppedClient] = field(default_factory=list)
-    bytes_up: int = 0
-    hook_seconds: float = 0.0
+    seed: int
+    device: torch.device
+
+    def prepare(self, client: int) -> torch.Generator:
+        """Return what a client's defence prepares its data with."""
+        return generator(self.seed, "prepare", client, device=self.device)
+
+    def round(self, client: int, number: int) -> torch.Generator:
+        """Return what a client's defence draws from in a round."""
+        return generator(self.seed, "defence", number, client, device=self.device)
+
+    def turns(self, number: int) -> torch.Generator:
+        """Return what a round's order of clients is drawn from."""
+        return generator(self.seed, "turns", number)
 
 
 class _Federation:
@@ -146,134 +128,108 @@ class _Federation:
         workers: int,
     ) -> None:
         self._config = config
-        self._clients: list[ClientData] = list(clients)
         self._sampled = config.clients_per_round or len(clients)
         self._prototype = defence
-        self._server_side = copy.deepcopy(defence)
-        self._defences: dict[int, Defence] = {}
-        self._normalisation = normalisation
         self._shapes = _shapes(config, clients, defence, self._sampled)
         self.identity = _identity(config, model, clients, test, defence)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(config.seed, "wrapped"))
-            wrapped = self._server_side.wrap_model(copy.deepcopy(model))
+        self._normalisation = normalisation
         self._round_config = config.round_config(max(shape.local_steps for shape in self._shapes), normalisation)
-        self.model = set_mode(wrapped, self._round_config)
+        self.model = set_mode(
+            federated_model(copy.deepcopy(defence), copy.deepcopy(model), config.seed), self._round_config
+        )
         like = next(self.model.parameters())
-        self._device, self._dtype = like.device, like.dtype
-        self._test = test.to(self._device, self._dtype)
+        self._test = test.to(like.device, like.dtype)
         self._optimiser = ServerOptimiser(config.server_learning_rate, config.server_momentum, config.learning_rate)
-        self._shared = _running_statistics(self.model) if config.bn_mode == "train-exact-stats" else []
-        self._dense = _dense_bytes(self.model)
-        example = self._clients[0].batch(torch.arange(1)).to(self._device, self._dtype)
+        self._shared = running_statistics(self.model) if config.bn_mode == "train-exact-stats" else []
+        self._dense = dense_bytes(self.model)
+        example = clients[0].batch(torch.arange(1)).to(like.device, like.dtype)
         vectorised = self._vectorises(example)
-        self._train = train_together if vectorised else self._one_by_one(workers, example)
+        self.cohort = Cohort(
+            [self._client(index, data) for index, data in enumerate(clients)],
+            defence,
+            SeededStreams(config.seed, like.device),
+            train=train_together if vectorised else self._one_by_one(workers, example),
+            weighting=config.weighting,
+        )
         accuracy, loss = self._measure(None)
         self.history = History(initial_accuracy=accuracy, initial_loss=loss, vectorised=vectorised)
+
+    def _client(self, index: int, data: ClientData) -> Client:
+        shape, seed = self._shapes[index], self._config.seed
+
+        def choose(held: ClientData, number: int) -> list[Batch]:
+            places = local_indices(len(held), shape.batch_size, shape.local_steps, seed, number, index)
+            return [held.batch(part) for part in places]
+
+        return Client(name_of(index), data, self._config.round_config(shape.local_steps, self._normalisation), choose)
+
+    def chosen(self, number: int) -> tuple[list[int], list[int]]:
+        """Return who is sampled for a round and answers, and who is sampled and does not."""
+        seed = self._config.seed
+        sampled = sample_clients(len(self.cohort), self._sampled, seed, number)
+        silent = [index for index in sampled if drops_out(self._config.dropout, seed, number, index)]
+        return [index for index in sampled if index not in silent], silent
 
     def play(self, number: int, listener: RoundWatcher) -> RoundRecord:
         """Run one round and return its record, which is in the history then."""
         config, start = self._config, time.perf_counter()
-        chosen = sample_clients(len(self._clients), self._sampled, config.seed, number)
-        silent = [index for index in chosen if drops_out(config.dropout, config.seed, number, index)]
-        answering = self._in_turn([index for index in chosen if index not in silent], number)
-        tally = _Tally(dropped=[DroppedClient(client=name_of(index), reason=SILENT) for index in silent])
-        assignments = self._assignments(answering, number)
-        for answer in self._train(self.model, assignments, number, statistics=listener.inspects(number)):
-            self._spread(answer, answering, number)
-            self._take(answer, number, tally, listener)
-        if tally.clients:
-            aggregate = self._server_side.on_aggregate(tally.mean.value())
-            self._optimiser.step(self.model, aggregate, self._round_config.kind)
-            if self._shared:
-                _load_buffers(self.model, tally.buffers.value())
-        seconds = time.perf_counter() - start
+        answering, silent = self.chosen(number)
+        inspects = listener.inspects(number)
+        done = self.cohort.play(
+            [self.model],
+            number,
+            among=answering,
+            statistics=inspects,
+            taken=partial(self._show, listener, number) if inspects else None,
+        )
+        if done.aggregate is not None:
+            self._optimiser.step(self.model, done.aggregate.tensors, done.aggregate.kind)
+            _load_buffers(self.model, done.buffers)
+        missing = [DroppedClient(client=name_of(index), reason=SILENT) for index in silent]
+        refused = [DroppedClient(client=name, reason=reason) for name, reason in done.dropped]
         record = RoundRecord(
             round=number,
-            clients=tuple(tally.clients),
-            dropped=tuple(tally.dropped),
-            bytes_up=tally.bytes_up,
-            bytes_down=self._download(tally.indices) * len(chosen),
-            seconds=seconds,
-            hook_seconds=tally.hook_seconds,
+            clients=tuple(done.clients),
+            dropped=(*missing, *refused),
+            bytes_up=done.bytes_up,
+            bytes_down=self._download(done.indices) * (len(answering) + len(silent)) + sum(done.heard.values()),
+            seconds=time.perf_counter() - start,
+            hook_seconds=done.hook_seconds,
         )
         if (number + 1) % config.evaluate_every == 0 or number + 1 == config.rounds:
-            accuracy, loss = self._measure(tally.indices[0] if tally.indices else None)
+            accuracy, loss = self._measure(done.indices[0] if done.indices else None)
             record = record.model_copy(
-                update={"accuracy": accuracy, "loss": loss, "epsilon": self._epsilon(tally.indices)}
+                update={"accuracy": accuracy, "loss": loss, "epsilon": self._epsilon(done.indices)}
             )
         self.history = self.history.after(record)
         return record
 
-    def _assignments(self, indices: Sequence[int], number: int) -> Iterator[Assignment]:
-        seed = self._config.seed
-        for index in indices:
-            defence, data, shape = self._defence(index), self._clients[index], self._shapes[index]
-            places = local_indices(len(data), shape.batch_size, shape.local_steps, seed, number, index)
-            yield Assignment(
-                index,
-                name_of(index),
-                tuple(data.batch(part).to(self._device, self._dtype) for part in places),
-                self._config.round_config(shape.local_steps, self._normalisation),
-                defence,
-                generator(seed, "defence", number, index, device=self._device),
-            )
-
-    def _defence(self, index: int) -> Defence:
-        """Return a client's own defence; its first time, it prepares the client's data."""
-        if index not in self._defences:
-            defence = self._defences[index] = copy.deepcopy(self._prototype)
-            if defence.uses("prepare"):
-                whole = self._clients[index].batch().to(self._device, self._dtype)
-                source = generator(self._config.seed, "prepare", index, device=self._device)
-                self._clients[index] = Prepared(defence.prepare(whole, source))
-        return self._defences[index]
-
-    def _in_turn(self, indices: list[int], number: int) -> list[int]:
-        """Return the order in which clients train: at random where the first decides for the others (`broadcast`)."""
-        if not self._prototype.uses("broadcast"):
-            return indices
-        order = torch.randperm(len(indices), generator=generator(self._config.seed, "turns", number))
-        return [indices[int(place)] for place in order]
-
-    def _spread(self, answer: Answer, answering: Sequence[int], number: int) -> None:
-        """Hand what a client broadcasts to the round's other clients; the next one trains after that."""
-        told = answer.assignment.defence.broadcast() if answer.update is not None else None
-        if told is not None:
-            for index in answering:
-                if index != answer.assignment.index:
-                    self._defence(index).receive(told, number)
-
-    def _take(self, answer: Answer, number: int, tally: _Tally, listener: RoundWatcher) -> None:
-        """Count one client's answer, or name it among the dropped."""
-        one, update = answer.assignment, answer.update
-        if update is None:
-            tally.dropped.append(DroppedClient(client=one.name, reason=answer.failure))
-            return
-        examples = len(self._clients[one.index])
-        weight = float(examples) if self._config.weighting == "examples" else 1.0
-        tally.mean.add(update.tensors, weight)
-        if self._shared:
-            tally.buffers.add(answer.buffers, weight)
-        tally.bytes_up += answer.bytes_up
-        tally.hook_seconds += answer.hook_seconds
-        tally.clients.append(one.name)
-        tally.indices.append(one.index)
-        if listener.inspects(number):
-            seen = Update(self._server_side.server_view(update.tensors), update.kind)
-            listener.uploaded(
-                self.model,
-                SeenUpload(number, one.name, seen, one.config, examples, one.batches, answer.fed, answer.bn_statistics),
-            )
+    def _show(self, listener: RoundWatcher, number: int, answer: Answer) -> None:
+        """Show an inspected round's upload as the server reads it."""
+        one = answer.assignment
+        assert answer.update is not None
+        listener.uploaded(
+            self.model,
+            SeenUpload(
+                number,
+                one.name,
+                self.cohort.see(answer.update),
+                one.config,
+                self.cohort.examples(one.index),
+                one.batches,
+                answer.fed,
+                answer.bn_statistics,
+            ),
+        )
 
     def _download(self, indices: Sequence[int]) -> int:
         """Return the bytes each client is sent: the whole model, unless the defence of who answered says otherwise."""
-        stated = self._defences[indices[0]].report().bytes_down if indices else None
+        stated = self.cohort.defences[indices[0]].report().bytes_down if indices else None
         return self._dense if stated is None else stated
 
     def _measure(self, client: int | None) -> tuple[float, float]:
         """Return accuracy and loss of the global model, used as that client would where that differs."""
-        model = self.model if client is None else self._defences[client].own_model(self.model)
+        model = self.model if client is None else self.cohort.defences[client].own_model(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self._config.seed, "evaluate"))
             return evaluate(
@@ -284,7 +240,7 @@ class _Federation:
             )
 
     def _epsilon(self, indices: Sequence[int]) -> float | None:
-        stated = [self._defences[index].report().epsilon_accounted for index in indices]
+        stated = [self.cohort.defences[index].report().epsilon_accounted for index in indices]
         return max((value for value in stated if value is not None), default=None)
 
     def _one_by_one(self, workers: int, example: Batch) -> OneByOne:
@@ -309,23 +265,23 @@ class _Federation:
 
     def checkpoint(self) -> Checkpoint:
         """Return the state between two rounds."""
-        states = {name_of(index): defence.state_dict() for index, defence in self._defences.items()}
+        states = {name_of(index): defence.state_dict() for index, defence in self.cohort.defences.items()}
         parts: dict[str, Tensors] = {
             "model": self.model.state_dict(),
             "server": self._optimiser.state_dict(),
-            "defence": self._server_side.state_dict(),
+            "defence": self.cohort.server_side.state_dict(),
             **states,
         }
-        seen = sorted(self._defences)
+        seen = sorted(self.cohort.defences)
         return Checkpoint(self.identity, {"seen": seen, **self.history.model_dump(mode="json")}, parts)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a state."""
-        values, parts = dict(checkpoint.history), checkpoint.parts
+        values, parts, like = dict(checkpoint.history), checkpoint.parts, next(self.model.parameters())
         for index in values.pop("seen"):
-            self._defence(index).load_state_dict(parts.get(name_of(index), {}))
+            self.cohort.defence(index, like.device, like.dtype).load_state_dict(parts.get(name_of(index), {}))
         self.model.load_state_dict(parts["model"])
-        self._server_side.load_state_dict(parts.get("defence", {}))
+        self.cohort.server_side.load_state_dict(parts.get("defence", {}))
         self._optimiser.load_state_dict(parts.get("server", {}))
         self.history = History.model_validate(values)
 
@@ -383,23 +339,6 @@ def _data_content(data: ClientData) -> str:
     """Return the hash of a client's data; of a data set that is in memory as it is, of any other as it hands it out."""
     held = data if isinstance(data, ImageDataset) else data.batch()
     return hash_tensors({"images": held.images, "labels": held.labels})
-
-
-def _running_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the buffers that training moves and clients may share; others are nobody's business."""
-    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    buffers = dict(model.named_buffers())
-    names = [f"{norm}.{kind}".lstrip(".") for norm in norms for kind in ("running_mean", "running_var")]
-    return [name for name in names if name in buffers]
-
-
-def _dense_bytes(model: nn.Module) -> int:
-    """Return the length of a payload with all of a model's parameters and running statistics, none of them zero."""
-    tensors: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors |= {name: model.get_buffer(name) for name in _running_statistics(model)}
-    source = generator(0, "dense")
-    filled = {name: 1 + torch.rand(t.shape, generator=source, dtype=torch.float64) for name, t in tensors.items()}
-    return payload_size({name: value.to(tensors[name].dtype) for name, value in filled.items()})
 
 
 def _load_buffers(model: nn.Module, buffers: Tensors) -> None:

@@ -26,9 +26,9 @@ from fedseal.core.defence import Defence, RoundContext
 from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
-from fedseal.federation.client import HookClock, RoundConfig
+from fedseal.federation.client import HookClock, RoundConfig, sgd_step
+from fedseal.federation.cohort.answers import Answer, Assignment, answered
 from fedseal.federation.loss import cross_entropy_loss
-from fedseal.federation.simulation.clients import Answer, Assignment, answered
 
 MOST_PARAMETERS = 200_000
 MOST_IMAGES = {True: 8, False: 32}
@@ -71,26 +71,26 @@ def pays(model: nn.Module, batch_size: int) -> bool:
 
 
 def train_together(
-    model: nn.Module, assignments: Iterable[Assignment], round_number: int, *, statistics: bool = False
+    assignments: Iterable[Assignment], round_number: int, *, statistics: bool = False
 ) -> Iterator[Answer]:
-    """Train clients in groups of equally many and equally large batches, as many at once as memory allows.
+    """Train clients in groups of one model and equally many and large batches, as many at once as memory allows.
 
-    Answers come group by group; what they hold is what `clients.OneByOne` gives, up to rounding, without any
-    `statistics`: where layers use those of a batch, clients are not vectorised.
+    Answers come group by group; what they hold is what `one_by_one` gives, up to rounding, without any `statistics`:
+    where layers use those of a batch, clients are not vectorised.
     """
-    scratch = copy.deepcopy(model)
     waiting: dict[tuple[int, ...], list[Assignment]] = defaultdict(list)
 
     def answers(group: list[Assignment]) -> Iterator[Answer]:
-        updates = _train_chunk(model, group)
+        model = group[0].model
+        updates, scratch = _train_chunk(model, group), copy.deepcopy(model)
         for place, one in enumerate(group):
             own = {name: values[place] for name, values in updates.items()}
-            yield _answer(model, scratch, one, own, round_number)
+            yield _answer(scratch, one, own, round_number)
 
     for assignment in assignments:
-        group = waiting[tuple(len(batch) for batch in assignment.batches)]
+        group = waiting[id(assignment.model), *(len(batch) for batch in assignment.batches)]
         group.append(assignment)
-        if sum(map(len, waiting.values())) >= clients_at_once(model, assignment.batches):
+        if sum(map(len, waiting.values())) >= clients_at_once(assignment.model, assignment.batches):
             for full in waiting.values():
                 yield from answers(full)
             waiting.clear()
@@ -118,17 +118,13 @@ def _train_chunk(model: nn.Module, chunk: Sequence[Assignment]) -> dict[str, Ten
     for step in range(config.local_steps):
         shared = _gradients(model, config)(start, *_stacked(chunk, 0)) if step == 0 else None
         direction = gradients(weights, *_stacked(chunk, step)) if shared is None else shared
-        for name, value in direction.items():
-            if config.momentum:
-                last = velocity.get(name)
-                value = velocity[name] = value if last is None else last * config.momentum + value
-            weights[name].sub_(value, alpha=config.learning_rate)
+        sgd_step(weights, direction, velocity, config)
     return {name: value - start[name] for name, value in weights.items()}
 
 
-def _answer(model: nn.Module, scratch: nn.Module, one: Assignment, update: Tensors, round_number: int) -> Answer:
+def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: int) -> Answer:
     """Pass one client's raw update through the hooks that are left."""
-    config, clock = one.config, HookClock()
+    model, config, clock = one.model, one.config, HookClock()
     try:
         check_finite(update, "client gradient")
         if config.kind == "delta" and one.defence.uses("on_update"):
@@ -151,8 +147,8 @@ def _answer(model: nn.Module, scratch: nn.Module, one: Assignment, update: Tenso
             update = clock(one.defence.on_gradient, update, context)
         update = clock(one.defence.on_update, update, context)
     except InputError as error:
-        return Answer(one, None, error.message)
-    return answered(model, one, Update(update, config.kind), clock.seconds, fed=one.batches)
+        return Answer(one, None, error)
+    return answered(one, Update(update, config.kind), clock.seconds, fed=one.batches)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
