@@ -618,7 +618,8 @@ def test_a_client_prepares_its_data_by_the_same_draw_in_every_round(flower: Any,
             drawn.setdefault(context.client, []).append(self.noise)
             return batch
 
-    monkeypatch.setattr("fedseal.flower.defend.build_defence", lambda spec: Drawing())
+    module = sys.modules["fedseal.flower.defend"]  # the package exports a function of that name
+    monkeypatch.setattr(module, "build_defence", lambda spec: Drawing())
     app = ClientApp(mods=[defend("none")])
 
     @app.train()
