@@ -55,7 +55,7 @@ def _prepared(
             input_shape=SHAPE, num_classes=4, batch_size=batch, labels=labels, label_rule="true", **knowledge
         )  # type: ignore[arg-type]
         observations.append(Observation(model, Update(gradient), known))
-    problem = attack._problem(observations[0], 0)
+    problem = attack._problem(observations[0])
     guesses = [attack._guess(one, 0) for one in observations]
     z = torch.stack([attack._start(problem, guess, seed, 0) for seed, guess in enumerate(guesses)])
     stacked = attack._lanes(problem, observations, guesses, 1)

@@ -22,7 +22,7 @@ SHAPE = (3, 16, 16)
 def prepared(spec: str, observation: Observation) -> tuple[MatchingProblem, torch.Tensor, Lanes]:
     attack = ATTACKS.build(spec)
     assert isinstance(attack, MatchingAttack)
-    problem = attack._problem(observation, 0)
+    problem = attack._problem(observation)
     guess = attack._guess(observation, 0)
     z = attack._start(problem, guess, 0, 0).unsqueeze(0)
     lanes = attack._lanes(problem, [observation], [guess], 1)

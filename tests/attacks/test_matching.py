@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedseal.attacks.matching.engine import median_filter
 from fedseal.attacks.matching.groups import best_shifts, consensus_of
 from fedseal.attacks.matching.priors import bn_distance, total_variation
+from fedseal.attacks.matching.surroundings import median_filter
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError, InputError, TrialError, UsageError

@@ -8,20 +8,17 @@ schedule instead of two.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 from fedseal.attacks.matching.adam import Adam
-from fedseal.attacks.matching.derivatives import SecondOrder
-from fedseal.attacks.matching.engine import LocalSteps, MatchingAttack, MatchingConfig, Start
+from fedseal.attacks.matching.descent import Descent
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.objectives import Likelihood
 from fedseal.attacks.matching.priors import Priors
+from fedseal.attacks.matching.recipe import Recipe, Start
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import NoiseLaw
 from fedseal.core.registry import Info
-
-
-def _likelihood(assumed: NoiseLaw, law: NoiseLaw | None) -> Likelihood:
-    return Likelihood(law or assumed)
 
 
 @ATTACKS.register(
@@ -33,27 +30,28 @@ def _likelihood(assumed: NoiseLaw, law: NoiseLaw | None) -> Likelihood:
         needs=("batch_size",),
     ),
 )
-def bayes(
-    iterations: int = 1000,
-    restarts: int = 1,
-    lr: float = 0.5,
-    tv: float = 1.0,
-    assumed_sigma: float = 1e-3,
-    anneal: float = 1e-2,
-    start: Start = "normal",
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine as the Bayes attack."""
-    return MatchingAttack(
-        MatchingConfig(
-            objective=partial(_likelihood, NoiseLaw("gaussian", assumed_sigma)),
-            priors=Priors(tv=tv, tv_per_pixel=True),
-            optimiser=Adam(lr=lr, schedule="exponential", anneal=anneal),
-            iterations=iterations,
-            restarts=restarts,
-            start=start,
-            local_steps=local_steps,
-            second_order=second_order,
-        )
-    )
+@dataclass(frozen=True)
+class Bayes(MatchingAttack):
+    """The Bayes attack.
+
+    Attributes:
+        lr: learning rate, with exponential decay.
+        tv: weight of total variation, summed over pixels.
+        assumed_sigma: of the Gaussian noise a naive attacker assumes.
+        anneal: first weight of the likelihood.
+        start: of the dummy inputs.
+    """
+
+    lr: float = 0.5
+    tv: float = 1.0
+    assumed_sigma: float = 1e-3
+    anneal: float = 1e-2
+    start: Start = "normal"
+
+    def recipe(self) -> Recipe:
+        """Maximise likelihood times prior by Adam, the likelihood's weight growing."""
+        descent = Descent(Adam(), lr=self.lr, schedule="exponential", anneal=self.anneal)
+        return Recipe(self._likelihood, descent, Priors(tv=self.tv, tv_per_pixel=True), start=self.start)
+
+    def _likelihood(self, law: NoiseLaw | None) -> Likelihood:
+        return Likelihood(law or NoiseLaw("gaussian", self.assumed_sigma))

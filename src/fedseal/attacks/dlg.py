@@ -9,49 +9,22 @@ function is minimised. SAPAG's optimiser is not documented; Adam is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from fedseal.attacks.matching.adam import Adam
 from fedseal.attacks.matching.derivatives import SecondOrder
-from fedseal.attacks.matching.engine import LabelMode, LocalSteps, MatchingAttack, MatchingConfig, Start
+from fedseal.attacks.matching.descent import Descent
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.attacks.matching.objectives import GaussianKernel, SquaredError
 from fedseal.attacks.matching.priors import Priors
+from fedseal.attacks.matching.recipe import LabelMode, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
 from fedseal.core.registry import Info
 
 
-def _deep_leakage(labels: LabelMode) -> Callable[..., MatchingAttack]:
-    """Return what configures the engine as DLG (`free` labels) or iDLG (`fixed`); they differ in nothing else."""
-
-    def configure(
-        iterations: int = 300,
-        restarts: int = 1,
-        history: int = 50,
-        start: Start = "normal",
-        local_steps: LocalSteps = "average",
-        second_order: SecondOrder = "exact",
-    ) -> MatchingAttack:
-        return MatchingAttack(
-            MatchingConfig(
-                objective=SquaredError(),
-                priors=Priors(),
-                optimiser=LBFGS(history=history),
-                iterations=iterations,
-                restarts=restarts,
-                start=start,
-                boxed=False,
-                labels=labels,
-                local_steps=local_steps,
-                second_order=second_order,
-            )
-        )
-
-    return configure
-
-
-dlg = ATTACKS.register(
+@ATTACKS.register(
     "dlg",
     Info(
         "match the gradient exactly by L-BFGS, images and labels together",
@@ -59,8 +32,27 @@ dlg = ATTACKS.register(
         threat="passive",
         needs=("batch_size",),
     ),
-)(_deep_leakage("free"))
-idlg = ATTACKS.register(
+)
+@dataclass(frozen=True)
+class DeepLeakage(MatchingAttack):
+    """DLG.
+
+    Attributes:
+        history: steps L-BFGS remembers.
+        start: of the dummy inputs.
+    """
+
+    iterations: int = 300
+    history: int = 50
+    start: Start = "normal"
+    second_order: SecondOrder = "exact"
+
+    def recipe(self) -> Recipe:
+        """Minimise the squared distance anywhere, labels from nothing."""
+        return Recipe(SquaredError(), Descent(LBFGS(self.history)), start=self.start, boxed=False, labels="free")
+
+
+@ATTACKS.register(
     "idlg",
     Info(
         "match the gradient exactly by L-BFGS, label read beforehand",
@@ -68,7 +60,14 @@ idlg = ATTACKS.register(
         threat="passive",
         needs=("batch_size",),
     ),
-)(_deep_leakage("fixed"))
+)
+@dataclass(frozen=True)
+class ImprovedDeepLeakage(DeepLeakage):
+    """iDLG: DLG with the labels it is given or infers; they differ in nothing else."""
+
+    def recipe(self) -> Recipe:
+        """Keep the labels."""
+        return replace(super().recipe(), labels="fixed")
 
 
 @ATTACKS.register(
@@ -80,28 +79,25 @@ idlg = ATTACKS.register(
         needs=("batch_size",),
     ),
 )
-def sapag(
-    iterations: int = 1000,
-    restarts: int = 1,
-    lr: float = 0.05,
-    tv: float = 0.0,
-    schedule: Schedule = "cosine",
-    start: Start = "normal",
-    labels: LabelMode = "fixed",
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine with SAPAG's objective."""
-    return MatchingAttack(
-        MatchingConfig(
-            objective=GaussianKernel(),
-            priors=Priors(tv=tv),
-            optimiser=Adam(lr=lr, schedule=schedule),
-            iterations=iterations,
-            restarts=restarts,
-            start=start,
-            labels=labels,
-            local_steps=local_steps,
-            second_order=second_order,
-        )
-    )
+@dataclass(frozen=True)
+class GaussianKernelMatching(MatchingAttack):
+    """SAPAG.
+
+    Attributes:
+        lr: learning rate.
+        schedule: of it.
+        tv: weight of total variation.
+        start: of the dummy inputs.
+        labels: fixed, or optimised with the images.
+    """
+
+    lr: float = 0.05
+    schedule: Schedule = "cosine"
+    tv: float = 0.0
+    start: Start = "normal"
+    labels: LabelMode = "fixed"
+
+    def recipe(self) -> Recipe:
+        """Minimise SAPAG's objective by Adam."""
+        descent = Descent(Adam(), lr=self.lr, schedule=self.schedule)
+        return Recipe(GaussianKernel(), descent, Priors(tv=self.tv), start=self.start, labels=self.labels)

@@ -8,13 +8,15 @@ different attack: an untrained generator's weights are optimised by signed AdamW
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from fedseal.attacks.matching.adam import Adam, LookAhead
-from fedseal.attacks.matching.derivatives import SecondOrder
-from fedseal.attacks.matching.engine import LabelMode, LocalSteps, MatchingAttack, MatchingConfig, Start
+from fedseal.attacks.matching.adam import Adam
+from fedseal.attacks.matching.descent import Descent, LookAhead
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.objectives import PartialMatching
 from fedseal.attacks.matching.priors import Priors
+from fedseal.attacks.matching.recipe import LabelMode, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
 from fedseal.core.registry import Info
@@ -31,33 +33,12 @@ _PAPER = "Fan et al., USENIX Security 2025"
         needs=("batch_size",),
     ),
 )
-def fedleak(
-    iterations: int = 10000,
-    restarts: int = 1,
-    lr: float = 1e-4,
-    schedule: Schedule = "cosine",
-    ratio: float = 0.5,
-    scope: Literal["tensor", "global"] = "tensor",
-    source: Literal["dummy", "observed"] = "dummy",
-    l1: Literal["mean", "sum"] = "mean",
-    l1_weight: float = 1.0,
-    cosine_weight: float = 1.0,
-    blend: float = 0.7,
-    ahead: Literal["descent", "ascent"] = "descent",
-    ahead_length: float = 1.0,
-    ahead_selection: Literal["same", "anew"] = "same",
-    tv: float = 1e-5,
-    activation: float = 1e-4,
-    start: Start = "uniform",
-    labels: LabelMode = "fixed",
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine as Algorithm 1.
+@dataclass(frozen=True)
+class FedLeak(MatchingAttack):
+    """Algorithm 1. A weight change is read as a mean gradient (Sec. 4.1), or unrolled.
 
-    Args:
+    Attributes:
         iterations: I; 10,000 in the paper.
-        restarts: random starts.
         lr: eta; 1e-4 in the paper, too small for fewer iterations.
         schedule: the paper is silent, the artifact uses cosine.
         ratio: R, share of entries compared.
@@ -74,28 +55,37 @@ def fedleak(
         activation: beta, on the mean magnitude of every activation's output.
         start: U[0, 1].
         labels: fixed as inferred; `joint` optimises logits from there.
-        local_steps: read a weight change as a mean gradient (Sec. 4.1) or unroll it.
-        second_order: how second-order products are computed.
     """
-    return MatchingAttack(
-        MatchingConfig(
-            objective=PartialMatching(ratio, scope, source, l1, l1_weight, cosine_weight),
-            priors=Priors(tv=tv, activation=activation),
-            optimiser=Adam(
-                lr=lr,
-                schedule=schedule,
-                look_ahead=LookAhead(blend, ahead, ahead_length, fixed_selection=ahead_selection == "same")
-                if blend > 0
-                else None,
-            ),
-            iterations=iterations,
-            restarts=restarts,
-            start=start,
-            labels=labels,
-            local_steps=local_steps,
-            second_order=second_order,
+
+    iterations: int = 10000
+    lr: float = 1e-4
+    schedule: Schedule = "cosine"
+    ratio: float = 0.5
+    scope: Literal["tensor", "global"] = "tensor"
+    source: Literal["dummy", "observed"] = "dummy"
+    l1: Literal["mean", "sum"] = "mean"
+    l1_weight: float = 1.0
+    cosine_weight: float = 1.0
+    blend: float = 0.7
+    ahead: Literal["descent", "ascent"] = "descent"
+    ahead_length: float = 1.0
+    ahead_selection: Literal["same", "anew"] = "same"
+    tv: float = 1e-5
+    activation: float = 1e-4
+    start: Start = "uniform"
+    labels: LabelMode = "fixed"
+
+    def recipe(self) -> Recipe:
+        """Minimise the partial distance by Adam, with a look ahead."""
+        same = self.ahead_selection == "same"
+        look = LookAhead(self.blend, self.ahead, self.ahead_length, fixed_selection=same) if self.blend > 0 else None
+        return Recipe(
+            PartialMatching(self.ratio, self.scope, self.source, self.l1, self.l1_weight, self.cosine_weight),
+            Descent(Adam(), lr=self.lr, schedule=self.schedule, look_ahead=look),
+            Priors(tv=self.tv, activation=self.activation),
+            start=self.start,
+            labels=self.labels,
         )
-    )
 
 
 @ATTACKS.register(
@@ -107,36 +97,37 @@ def fedleak(
         needs=("batch_size",),
     ),
 )
-def fedleak_artifact(
-    iterations: int = 10000,
-    restarts: int = 1,
-    lr: float = 1e-2,
-    channels: int = 256,
-    ratio: float = 0.5,
-    blend: float = 0.3,
-    tv: float = 1e-5,
-    weight_decay: float = 0.01,
-    median: int = 5,
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine as the authors' released code."""
-    return MatchingAttack(
-        MatchingConfig(
-            objective=PartialMatching(ratio),
-            priors=Priors(tv=tv),
-            optimiser=Adam(
-                lr=lr,
-                schedule="cosine",
-                signed=True,
-                weight_decay=weight_decay,
-                look_ahead=LookAhead(blend, by_optimiser=True, fixed_selection=False),
-            ),
-            iterations=iterations,
-            restarts=restarts,
-            generator_channels=channels,
-            median=median,
-            local_steps=local_steps,
-            second_order=second_order,
+@dataclass(frozen=True)
+class FedLeakArtifact(MatchingAttack):
+    """The authors' released code.
+
+    Attributes:
+        lr: learning rate, with cosine decay.
+        channels: width of the generator.
+        ratio: share of entries compared.
+        blend: weight of the gradient ahead.
+        tv: weight of total variation.
+        weight_decay: of the generator's weights.
+        median: side of the median filter on the result; 0 for none.
+    """
+
+    iterations: int = 10000
+    lr: float = 1e-2
+    channels: int = 256
+    ratio: float = 0.5
+    blend: float = 0.3
+    tv: float = 1e-5
+    weight_decay: float = 0.01
+    median: int = 5
+
+    def recipe(self) -> Recipe:
+        """Fit a generator by signed AdamW, each step after a trial step."""
+        step = Adam(signed=True, weight_decay=self.weight_decay)
+        look = LookAhead(self.blend, by_optimiser=True, fixed_selection=False)
+        return Recipe(
+            PartialMatching(self.ratio),
+            Descent(step, lr=self.lr, schedule="cosine", look_ahead=look),
+            Priors(tv=self.tv),
+            generator_channels=self.channels,
+            median=self.median,
         )
-    )

@@ -9,14 +9,16 @@ registration is by translation only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from fedseal.attacks.matching.adam import Adam
-from fedseal.attacks.matching.derivatives import SecondOrder
-from fedseal.attacks.matching.engine import LocalSteps, MatchingAttack, MatchingConfig
+from fedseal.attacks.matching.descent import Descent
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.groups import Consensus
 from fedseal.attacks.matching.objectives import SquaredError
 from fedseal.attacks.matching.priors import Priors
+from fedseal.attacks.matching.recipe import Recipe
 from fedseal.core.attack import ATTACKS
 from fedseal.core.registry import Info
 
@@ -30,33 +32,43 @@ from fedseal.core.registry import Info
         needs=("batch_size",),
     ),
 )
-def gradinversion(
-    iterations: int = 20000,
-    restarts: int = 8,
-    lr: float = 0.1,
-    match: float = 1e-3,
-    tv: float = 1e-4,
-    l2: float = 1e-6,
-    bn: Literal["batch", "running", "none"] = "none",
-    bn_weight: float = 0.1,
-    group: Consensus = "mean",
-    group_weight: float = 0.01,
-    pixel_noise: float = 0.2,
-    warmup: int = 50,
-    local_steps: LocalSteps = "average",
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine as GradInversion."""
-    return MatchingAttack(
-        MatchingConfig(
-            objective=SquaredError(weight=match),
-            priors=Priors(tv=tv, l2=l2, bn=bn_weight, bn_source=bn),
-            optimiser=Adam(lr=lr, schedule="cosine", warmup=warmup, pixel_noise=pixel_noise),
-            iterations=iterations,
-            restarts=restarts,
-            local_steps=local_steps,
-            consensus=group,
-            group_weight=group_weight,
-            second_order=second_order,
+@dataclass(frozen=True)
+class GradInversion(MatchingAttack):
+    """GradInversion.
+
+    Attributes:
+        lr: learning rate, with cosine decay.
+        match: alpha_G, weight of the squared distance.
+        tv: weight of total variation.
+        l2: weight of the inputs' squared norm.
+        bn: whose statistics the prior on batch normalisation compares with.
+        bn_weight: of that prior.
+        group: how restarts agree.
+        group_weight: of their agreement.
+        pixel_noise: after each step, as a multiple of the learning rate.
+        warmup: steps of it.
+    """
+
+    iterations: int = 20000
+    restarts: int = 8
+    lr: float = 0.1
+    match: float = 1e-3
+    tv: float = 1e-4
+    l2: float = 1e-6
+    bn: Literal["batch", "running", "none"] = "none"
+    bn_weight: float = 0.1
+    group: Consensus = "mean"
+    group_weight: float = 0.01
+    pixel_noise: float = 0.2
+    warmup: int = 50
+
+    def recipe(self) -> Recipe:
+        """Minimise the squared distance with all priors, by Adam with noise."""
+        descent = Descent(Adam(), lr=self.lr, schedule="cosine", warmup=self.warmup, pixel_noise=self.pixel_noise)
+        return Recipe(
+            SquaredError(weight=self.match),
+            descent,
+            Priors(tv=self.tv, l2=self.l2, bn=self.bn_weight, bn_source=self.bn),
+            consensus=self.group,
+            group_weight=self.group_weight,
         )
-    )

@@ -8,11 +8,14 @@ authors' own settings and is an option, as is stopping early.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fedseal.attacks.matching.adam import Adam
-from fedseal.attacks.matching.derivatives import SecondOrder
-from fedseal.attacks.matching.engine import LabelMode, LocalSteps, MatchingAttack, MatchingConfig, Start
+from fedseal.attacks.matching.descent import Descent
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.objectives import Cosine
 from fedseal.attacks.matching.priors import Priors
+from fedseal.attacks.matching.recipe import LabelMode, LocalSteps, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
 from fedseal.core.registry import Info
@@ -27,32 +30,39 @@ from fedseal.core.registry import Info
         needs=("batch_size",),
     ),
 )
-def inverting_gradients(
-    iterations: int = 4800,
-    restarts: int = 1,
-    lr: float = 0.1,
-    tv: float = 1e-4,
-    signed: bool = True,
-    schedule: Schedule = "steps",
-    start: Start = "normal",
-    labels: LabelMode = "fixed",
-    relabel_every: int = 0,
-    local_steps: LocalSteps = "unroll",
-    patience: float = 0.0,
-    second_order: SecondOrder = "auto",
-) -> MatchingAttack:
-    """Configure the engine as Inverting Gradients."""
-    return MatchingAttack(
-        MatchingConfig(
-            objective=Cosine(),
-            priors=Priors(tv=tv),
-            optimiser=Adam(lr=lr, schedule=schedule, signed=signed, patience=patience),
-            iterations=iterations,
-            restarts=restarts,
-            start=start,
-            labels=labels,
-            relabel_every=relabel_every,
-            local_steps=local_steps,
-            second_order=second_order,
+@dataclass(frozen=True)
+class InvertingGradients(MatchingAttack):
+    """Inverting Gradients.
+
+    Attributes:
+        lr: learning rate.
+        tv: weight of total variation.
+        signed: whether Adam sees the gradient's sign only.
+        schedule: of the learning rate.
+        start: of the dummy inputs.
+        labels: fixed, or optimised with the images.
+        relabel_every: steps between re-estimates of inferred labels; 0 never.
+        patience: see `Descent`; 0 never stops early.
+    """
+
+    iterations: int = 4800
+    lr: float = 0.1
+    tv: float = 1e-4
+    signed: bool = True
+    schedule: Schedule = "steps"
+    start: Start = "normal"
+    labels: LabelMode = "fixed"
+    relabel_every: int = 0
+    local_steps: LocalSteps = "unroll"
+    patience: float = 0.0
+
+    def recipe(self) -> Recipe:
+        """Minimise the angle between gradients, by signed Adam with steps in its rate."""
+        return Recipe(
+            Cosine(),
+            Descent(Adam(signed=self.signed), lr=self.lr, schedule=self.schedule, patience=self.patience),
+            Priors(tv=self.tv),
+            start=self.start,
+            labels=self.labels,
+            relabel_every=self.relabel_every,
         )
-    )

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.evaluation import Evaluate
-from fedseal.attacks.matching.problem import Lanes
-from fedseal.attacks.matching.solution import Hooks, Roster, Solution
+from fedseal.attacks.matching.evaluation import Evaluation
+from fedseal.attacks.matching.steps import Ground, Moved
 
 _ARMIJO = 1e-4
 _CURVATURE = 0.9
@@ -22,7 +21,7 @@ class LBFGS:
 
     The line search brackets a point that satisfies the weak Wolfe conditions (Lewis and Overton 2013) with cubic
     interpolation inside the bracket; lanes that have found theirs are not evaluated again. A lane is finished when its
-    objective is small or no step improves it; finished lanes leave the batch. No box is enforced, as in DLG.
+    objective is small or no step improves it.
 
     Attributes:
         history: steps remembered.
@@ -34,36 +33,42 @@ class LBFGS:
     tolerance: float = 1e-12
     searches: int = 15
 
-    def minimise(self, evaluate: Evaluate, z: Tensor, lanes: Lanes, iterations: int, hooks: Hooks) -> Solution:
-        """Take at most `iterations` steps from z [L, D]."""
-        roster = Roster(z, lanes)
-        start = evaluate(z, lanes)
-        point = _Point(z, start.values, start.gradients)
-        memory = _Memory(self.history)
-        for step in range(iterations):
-            if step % hooks.report_every == 0:
-                hooks.report(step, *roster.record(step, point.z, point.values, lanes))
-            found = self._search(evaluate, point, lanes, memory)
-            memory.add(found.z - point.z, found.gradients - point.gradients)
-            finished = ~(found.values < point.values) | (found.values <= self.tolerance)
-            point = found
-            if bool(finished.any()):
-                roster.record(step + 1, point.z, point.values, lanes)
-                keep = (~finished).nonzero().squeeze(1)
-                roster.keep(keep)
-                if len(keep) == 0:
-                    break
-                point, lanes = point.pick(keep), lanes.pick(keep)
-                memory.pick(keep)
-        if len(roster.active):
-            roster.record(iterations, point.z, point.values, lanes)
-        solution = roster.solution()
-        hooks.report(iterations, solution.values, solution.z)
-        return solution
+    def begin(self, z: Tensor) -> LBFGSWalk:
+        """Start without any memory of curvature."""
+        return LBFGSWalk(self)
 
-    def _search(self, evaluate: Evaluate, start: _Point, lanes: Lanes, memory: _Memory) -> _Point:
+
+class LBFGSWalk:
+    """The curvature one run has seen.
+
+    Args:
+        options: of the step.
+    """
+
+    def __init__(self, options: LBFGS) -> None:
+        self._options = options
+        self._memory = _Memory(options.history)
+        self._before: _Point | None = None
+
+    def move(self, z: Tensor, here: Evaluation, rate: float, ground: Ground) -> Moved:
+        """Search along the quasi-Newton direction, first at `rate` times its length."""
+        point = _Point(z, here.values, here.gradients)
+        if self._before is not None:
+            self._memory.add(point.z - self._before.z, point.gradients - self._before.gradients)
+        self._before = point
+        found = self._search(ground, point, rate)
+        finished = ~(found.values < point.values) | (found.values <= self._options.tolerance)
+        there = Evaluation(found.values, found.gradients, here.selections)
+        return Moved(found.z, there, finished)
+
+    def keep(self, indices: Tensor) -> None:
+        """Forget the other lanes' curvature."""
+        self._memory.pick(indices)
+        self._before = None if self._before is None else self._before.pick(indices)
+
+    def _search(self, ground: Ground, start: _Point, rate: float) -> _Point:
         """Return the best point found along each lane's direction; the start itself where none is better."""
-        direction = memory.direction(start.gradients)
+        direction = self._memory.direction(start.gradients)
         slope = (direction * start.gradients).sum(1)
         uphill = ~(slope < 0)
         direction[uphill] = -start.gradients[uphill]
@@ -71,11 +76,11 @@ class LBFGS:
         best = start.copy()
         low = _Edge(torch.zeros_like(slope), start.values.clone(), slope.clone())
         high = _Edge(torch.full_like(slope, math.inf), torch.zeros_like(slope), torch.zeros_like(slope))
-        length = torch.ones_like(slope)
+        length = torch.full_like(slope, rate)
         todo = torch.arange(len(slope), device=slope.device)
-        for _ in range(self.searches):
+        for _ in range(self._options.searches):
             trial_z = start.z[todo] + length[todo].unsqueeze(1) * direction[todo]
-            trial = evaluate(trial_z, lanes if len(todo) == len(slope) else lanes.pick(todo))
+            trial = ground.at(trial_z, None if len(todo) == len(slope) else todo)
             trial_slope = (trial.gradients * direction[todo]).sum(1)
             too_far = ~(trial.values <= start.values[todo] + _ARMIJO * length[todo] * slope[todo])
             too_short = ~too_far & (trial_slope < _CURVATURE * slope[todo])

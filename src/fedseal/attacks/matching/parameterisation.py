@@ -61,6 +61,9 @@ class Pixels:
 class DeepImagePrior:
     """The weights of a generator fed with fixed noise: natural images are easier to draw than noise.
 
+    The noise is the same in every run, so that what differs between runs is the weights, and targets attacked together
+    do not share a seed.
+
     The released FedLeak attack optimises these (ATTACKS.md 14): 128 numbers of noise per image, blocks of nearest
     upsampling, spectrally normalised 3x3 convolution, batch normalisation and leaky ReLU, sigmoid at the end.
 
@@ -68,12 +71,9 @@ class DeepImagePrior:
         shape: B, C, H, W with H = W = 4 x 2^n.
         normalisation: from images to the model's inputs.
         channels: of every block; the artifact has 256.
-        seed: of the fixed noise and of the first weights' shape.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int, int], normalisation: Normalisation, channels: int, seed: int
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], normalisation: Normalisation, channels: int) -> None:
         blocks = (shape[2] // 4).bit_length() - 1
         if shape[2] != shape[3] or shape[2] != 4 << blocks:
             raise CapabilityError(
@@ -82,7 +82,7 @@ class DeepImagePrior:
             )
         self.shape = shape
         self._normalisation = normalisation
-        self._noise = torch.randn(shape[0], 128, generator=seeded(seed, "generator-noise"))
+        self._noise = torch.randn(shape[0], 128, generator=seeded(0, "generator-noise"))
         self._net = _Generator(shape[1], channels, blocks)
         self._like = {name: p.detach() for name, p in self._net.named_parameters()}
         self.size = sum(p.numel() for p in self._like.values())

@@ -26,14 +26,21 @@ class Lanes:
     Attributes:
         observed: observed updates in gradient units, [L, N].
         labels: labels [L, B] the dummy images carry; None when they are optimised with the images.
+        numbers: of the lanes [L], which stay with them when others leave; counted from 0 if not given.
     """
 
     observed: Tensor
     labels: Tensor | None
+    numbers: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.numbers is None:
+            object.__setattr__(self, "numbers", torch.arange(len(self.observed), device=self.observed.device))
 
     def pick(self, indices: Tensor) -> Lanes:
         """Return some of the lanes."""
-        return Lanes(self.observed[indices], None if self.labels is None else self.labels[indices])
+        labels = None if self.labels is None else self.labels[indices]
+        return Lanes(self.observed[indices], labels, self.numbers[indices])
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class MatchingProblem:
         self._view = view
         self._scale = scale
         self.clients = clients
-        self._normalisation = normalisation
+        self.normalisation = normalisation
         self._hooks = None
         if priors.needs_captures:
             self._hooks = CaptureHooks(model, statistics=priors.needs_statistics, activations=priors.activation > 0)
@@ -181,7 +188,7 @@ class MatchingProblem:
     def _believed(self, inputs: Tensor) -> Tensor:
         if self._view is None or self._view.image_prior is None:
             return inputs.new_zeros(())
-        return self._view.image_prior(self._normalisation.undo(inputs))
+        return self._view.image_prior(self.normalisation.undo(inputs))
 
     @property
     def has_image_prior(self) -> bool:

@@ -1,40 +1,13 @@
-"""What optimisers share: their contract, and where lanes end up."""
+"""Which lanes are running, and where those ended that are not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.problem import Lanes
-
-Report: TypeAlias = Callable[[int, Tensor, Tensor], None]
-"""Told (iteration, values [L], z [L, D]) now and then."""
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What the engine lets an optimiser call.
-
-    Attributes:
-        project: keeps z [L, D] where it may be; called after every step.
-        report: told of progress.
-        report_every: steps between reports.
-        relabel: returns lanes with labels re-estimated at z; None leaves them.
-        relabel_every: steps between those.
-        source: of random numbers, for optimisers that add noise.
-    """
-
-    project: Callable[[Tensor], Tensor]
-    report: Report
-    report_every: int
-    source: torch.Generator
-    relabel: Callable[[Tensor, Lanes], Lanes] | None = None
-    relabel_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,15 +27,8 @@ class Solution:
     steps: Tensor
 
 
-class Optimiser(Protocol):
-    """Minimises all lanes at once."""
-
-    def minimise(self, evaluate: Evaluate, z: Tensor, lanes: Lanes, iterations: int, hooks: Hooks) -> Solution:
-        """Take at most `iterations` steps from z [L, D]."""
-
-
 class Roster:
-    """Which lanes are still running, and the results of those that are not.
+    """The lanes of one run, all running at first.
 
     Args:
         z: starting variables [L, D].
@@ -74,7 +40,7 @@ class Roster:
         self._values = z.new_full((len(z),), float("nan"))
         self._steps = torch.zeros(len(z), dtype=torch.long, device=z.device)
         self._labels = None if lanes.labels is None else lanes.labels.clone()
-        self._observed = lanes.observed
+        self.lanes = lanes
         self.active = torch.arange(len(z), device=z.device)
 
     def record(self, step: int, z: Tensor, values: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor]:
@@ -91,4 +57,4 @@ class Roster:
 
     def solution(self) -> Solution:
         """Return what was recorded last."""
-        return Solution(self._z, self._values, Lanes(self._observed, self._labels), self._steps)
+        return Solution(self._z, self._values, Lanes(self.lanes.observed, self._labels), self._steps)
