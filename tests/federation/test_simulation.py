@@ -131,6 +131,30 @@ def test_equal_shards_train_as_their_union_does(vectorise: str, momentum: float)
     assert_close(federated, central, 1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_an_upload_that_is_a_step_is_applied_as_published(algorithm: str) -> None:
+    """One client under AdaDefense against torch's Adam at the defence's scale: no learning rate, no momentum on top."""
+    client = Held(data_of(20, 1))
+    central = model_of(dtype=torch.float64)
+    optimiser = torch.optim.Adam(central.parameters(), lr=1e-2, eps=1e-12)
+    for _ in range(20):
+        optimiser.zero_grad()
+        F.cross_entropy(central(client.data.images.double()), client.data.labels).backward()
+        optimiser.step()
+    _, federated = run(
+        model_of(dtype=torch.float64),
+        clients=[client],
+        defence="adadefense:scale=1e-2,eps=1e-12",
+        algorithm=algorithm,
+        local_steps=1,
+        batch_size=None,
+        learning_rate=0.3,
+        server_momentum=0.9,
+        rounds=20,
+    )
+    assert_close(federated, central, 1e-6)
+
+
 @pytest.mark.parametrize("spec", ["mlp:width=8", "lenet"])
 def test_fedavg_of_one_step_is_fedsgd(spec: str) -> None:
     common = {"learning_rate": 0.2, "server_learning_rate": 0.7, "server_momentum": 0.5, "batch_size": 5}

@@ -39,7 +39,7 @@ class Traits:
         common_support: that choice is the same for all clients of a round.
         accounts_epsilon: it states an epsilon for what it releases.
         keeps_residual: what was not sent is added to a later upload (error feedback).
-        rescales: magnitudes lose their meaning, as under AdaDefense.
+        rescales: what is sent is a step with a size of its own, as under AdaDefense: servers apply it as it is.
         mixes_samples: a sample enters several of the images that are fed.
         reads_batch: `on_gradient` or `on_update` looks at the private batch, or at its true gradient, again.
         masks_upload: a whole upload means nothing before it is added to the others.

@@ -67,7 +67,8 @@ class ServerOptimiser:
     """Applies averaged updates to the global model.
 
     A gradient is stepped along with the clients' learning rate, as each client's single step would have been, so that
-    FedSGD and FedAvg with one local step are the same training.
+    FedSGD and FedAvg with one local step are the same training. An upload that is a step already, with a size of its
+    own (`Traits.rescales`), is taken as it is: neither learning rate nor momentum has a meaning for it.
 
     Args:
         learning_rate: factor on the averaged change.
@@ -81,8 +82,14 @@ class ServerOptimiser:
         self.client_learning_rate = client_learning_rate
         self._velocity: dict[str, Tensor] = {}
 
-    def step(self, model: nn.Module, aggregate: Tensors, kind: UpdateKind) -> None:
-        """Move the model's parameters by one aggregate."""
+    def step(self, model: nn.Module, aggregate: Tensors, kind: UpdateKind, *, is_step: bool = False) -> None:
+        """Move the model's parameters by one aggregate, which points downhill if it is a weight change."""
+        if is_step:
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name in aggregate:
+                        parameter.add_(aggregate[name].to(parameter), alpha=1.0 if kind == "delta" else -1.0)
+            return
         scale = 1.0 if kind == "delta" else -self.client_learning_rate
         with torch.no_grad():
             for name, parameter in model.named_parameters():

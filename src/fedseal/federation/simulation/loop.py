@@ -183,7 +183,8 @@ class _Federation:
             taken=partial(self._show, listener, number) if inspects else None,
         )
         if done.aggregate is not None:
-            self._optimiser.step(self.model, done.aggregate.tensors, done.aggregate.kind)
+            aggregate, is_step = done.aggregate, self._prototype.traits.rescales
+            self._optimiser.step(self.model, aggregate.tensors, aggregate.kind, is_step=is_step)
             _load_buffers(self.model, done.buffers)
         missing = [DroppedClient(client=name_of(index), reason=SILENT) for index in silent]
         refused = [DroppedClient(client=name, reason=reason) for name, reason in done.dropped]
