@@ -287,7 +287,7 @@ def test_help_says_what_arguments_mean(fedseal: Command, command: str, says: str
     assert says in fedseal(command, "--help").out
 
 
-@pytest.mark.parametrize("kind", ["attacks", "defences", "models", "data"])
+@pytest.mark.parametrize("kind", ["attacks", "defences", "models", "data", "labels", "metrics"])
 def test_lists(fedseal: Command, kind: str):
     entries = json.loads(fedseal("list", kind, "--json").out)
     assert [entry["name"] for entry in entries] == sorted(entry["name"] for entry in entries)
@@ -300,6 +300,7 @@ def test_lists(fedseal: Command, kind: str):
     assert ("passive" in table.out) == (kind in ("attacks", "defences"))
     assert all(entry["name"] in table.out for entry in entries)
     expected = {"attacks": "ig", "defences": "topk", "models": "lenet", "data": "faces"}
+    expected |= {"labels": "identity", "metrics": "ssim"}
     assert expected[kind] in [entry["name"] for entry in entries]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
-from fedseal.testing import DEFENCE_CHECKS, Check, DefenceCase, check_defence
+from fedseal.testing import DefenceCase, check_defence, contract
 
 CASES = (
     DefenceCase(
@@ -148,12 +148,7 @@ def test_every_defence_has_a_row_and_a_paper(name: str):
     assert DEFENCES.entry(name).info.paper or name == "none"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("check", DEFENCE_CHECKS, ids=lambda check: check.__name__)
-def test_every_defence_keeps_the_contract(check: Check[DefenceCase], case: DefenceCase):
-    reason = check(case)
-    if reason is not None:
-        pytest.skip(reason)
+test_every_defence_keeps_the_contract = contract(*CASES)
 
 
 # The suite can fail: defences that break one rule each, and the check that must notice.

@@ -193,8 +193,17 @@ def _is_installed(top: str) -> bool:
     spec = _locate(top)
     if spec is None or top not in _providers():
         return False
-    place = spec.origin or next(iter(spec.submodule_search_locations or []), "")
-    return any(Path(place).is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
+    place = Path(spec.origin or next(iter(spec.submodule_search_locations or []), ""))
+    homes = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_homes(top)}
+    return any(place.is_relative_to(home) for home in homes)
+
+
+def _homes(top: str) -> Iterable[str]:
+    """Yield where a package's distributions were unpacked, which an environment on top of another finds elsewhere."""
+    for name in set(_providers()[top]):
+        one = importlib.metadata.distribution(name)
+        if one.read_text("RECORD") is not None:
+            yield str(one.locate_file(""))
 
 
 @cache

@@ -1,12 +1,14 @@
 """Conformance suites, for this project's tests and for other people's: what holds of every method of a kind.
 
 A suite is a tuple of checks over a case. A check is a plain function: it returns None when the case passes, a reason
-when it does not apply, and raises `AssertionError` in words otherwise. In pytest, parametrise over cases and checks.
+when it does not apply, and raises `AssertionError` in words otherwise. In pytest,
+`test_mine = contract(case)` is the whole test.
 """
 
 from fedseal.testing.attacks import ATTACK_CHECKS, AttackCase, Home, check_attack
 from fedseal.testing.checks import Check, run_checks
 from fedseal.testing.defences import DEFENCE_CHECKS, DefenceCase, check_defence
+from fedseal.testing.suites import contract
 
 __all__ = [
     "ATTACK_CHECKS",
@@ -17,5 +19,6 @@ __all__ = [
     "Home",
     "check_attack",
     "check_defence",
+    "contract",
     "run_checks",
 ]

@@ -1,0 +1,1 @@
+"""What plugs into fedseal from outside: one attack, one defence, one metric."""
