@@ -52,6 +52,7 @@ class AttackerConfig(_Config):
         labels: `true`, `unknown`, or the rule by which the attacker infers them.
         batch_size, local_steps, learning_rate, normalisation: whether the server knows these.
         public_data: whether the attacker holds public data of the same kind.
+        public_images: how many at most; of the part `public_fraction` sets aside.
         aware: attack each defence by someone who does not know it, who does, or both.
         loss_reduction: what the attacker believes the client's reduction is; None for the truth.
     """
@@ -62,6 +63,7 @@ class AttackerConfig(_Config):
     learning_rate: bool = True
     normalisation: bool = True
     public_data: bool = True
+    public_images: int = Field(2000, ge=1)
     aware: Literal["naive", "aware", "both"] = "both"
     loss_reduction: Literal["mean", "sum"] | None = None
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
+from fedseal.audit.rehearsal import Rehearsal
 from fedseal.audit.scenario import Scenario
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
@@ -30,7 +31,6 @@ from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
-_MAX_PUBLIC = 2000
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,33 @@ class Setup:
             learning_rate=client.learning_rate if attacker.learning_rate else None,
             normalisation=self.config.normalisation if attacker.normalisation else None,
             auxiliary=self.public if attacker.public_data else None,
+            rehearse=self._rehearsal(shape),
         )
 
+    def _rehearsal(self, shape: RoundShape) -> Rehearsal | None:
+        """Return how the attacker plays clients, by what it is granted; None if that says too little."""
+        attacker = self.scenario.attacker
+        if not attacker.batch_size or (shape.local_steps > 1 and not (attacker.local_steps and attacker.learning_rate)):
+            return None
+        known = replace(
+            self.config,
+            local_steps=shape.local_steps,
+            loss_reduction=attacker.loss_reduction or self.config.loss_reduction,
+            normalisation=self.config.normalisation if attacker.normalisation else IDENTITY,
+        )
+        return Rehearsal(known, shape)
 
-def make_aware(observation: Observation, defence: Defence) -> Observation:
-    """Return the observation as an attacker sees it who knows the defence and its parameters."""
-    return replace(observation, knowledge=replace(observation.knowledge, defence=defence.attacker_view()))
+
+def make_aware(observation: Observation, defence: Defence, spec: str | None = None) -> Observation:
+    """Return the observation as an attacker sees it who knows the defence and its parameters.
+
+    With the defence's `spec` the attacker rehearses with a fresh one too.
+    """
+    knowledge = replace(observation.knowledge, defence=defence.attacker_view())
+    if spec is not None and isinstance(knowledge.rehearse, Rehearsal):
+        rehearse = replace(knowledge.rehearse, fresh=partial(build_defence, spec), defence=spec)
+        knowledge = replace(knowledge, rehearse=rehearse)
+    return replace(observation, knowledge=knowledge)
 
 
 def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: str = "cpu") -> Setup:
@@ -178,7 +199,7 @@ def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: st
     return Setup(
         scenario,
         private,
-        public.batch(torch.arange(min(len(public), _MAX_PUBLIC))).to(like.device, like.dtype),
+        public.batch(torch.arange(min(len(public), scenario.attacker.public_images))).to(like.device, like.dtype),
         set_mode(model, config),
         config,
         images,

@@ -78,7 +78,7 @@ class TrialRunner:
             for defence, trial, seed in zip(defences, job.trials, seeds, strict=True)
         ]
         observations = [
-            make_aware(target.observation, defence) if job.aware else target.observation
+            make_aware(target.observation, defence, job.defence) if job.aware else target.observation
             for target, defence in zip(targets, defences, strict=True)
         ]
         attack.check(observations[0])

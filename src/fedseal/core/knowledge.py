@@ -5,10 +5,11 @@ Nothing here is a default gift. A field that is None was not given; an attack th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal.core.batch import Batch, Normalisation
 
@@ -21,6 +22,23 @@ statistics that stay private; with batch statistics the server also receives."""
 
 LabelRule: TypeAlias = str
 """`true` (labels given), `unknown` (optimised with the images) or the name of an inference rule."""
+
+
+class Rehearse(Protocol):
+    """Plays clients with the attacker's own batches, as far as the attacker knows how they train and defend."""
+
+    @property
+    def identity(self) -> str:
+        """The hash of what determines the updates beside model, batches and seed."""
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, seed: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the updates of batches images [N, B, C, H, W], labels [N, B], in chunks [n, ...] per parameter."""
+
+    def plain(self) -> Rehearse:
+        """Return the rehearsal of an attacker who does not know the defence."""
+
+    def describe(self) -> str:
+        """Return what is rehearsed, in words."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,7 @@ class Knowledge:
         normalisation: between image and model input.
         auxiliary: public data of the same kind, disjoint from every client's.
         defence: what a defence-aware attacker knows of the defence; None for a naive one.
+        rehearse: plays clients with the attacker's own images, defended as the attacker knows them to be.
         altered: how an active server changed the model it sent, in words; None for an honest one.
     """
 
@@ -67,6 +86,7 @@ class Knowledge:
     normalisation: Normalisation | None = None
     auxiliary: Batch | None = None
     defence: AttackerView | None = None
+    rehearse: Rehearse | None = None
     altered: str | None = None
 
     def granted(self) -> frozenset[str]:
@@ -89,6 +109,7 @@ class Knowledge:
             "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
             "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} images no client holds",
             "defence": "not known" if self.defence is None else self.defence.describe(),
+            "rehearsal": "none" if self.rehearse is None else self.rehearse.describe(),
         }
 
 

@@ -1,0 +1,138 @@
+"""`retrieval`: the public images whose updates explain the observed one best.
+
+The right control where data sets hold near-duplicates: an image an attacker can look up need not be rebuilt. Threat
+model: passive server with public images. Every public image is rehearsed alone; one image behind an update is answered
+by the highest cosine, several by orthogonal matching pursuit (Pati et al. 1993) over the single images' updates, as a
+batch's gradient is the mean of its images'. Sketches find candidates, whole updates decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedseal.attacks.explaining import Mismatch
+from fedseal.attacks.learned.library import State, identity_of, kept
+from fedseal.attacks.learned.pairs import check_enough, public_of
+from fedseal.attacks.learned.sketch import Sketch, unit
+from fedseal.attacks.reading import image_count
+from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.batch import Batch
+from fedseal.core.knowledge import Knowledge, Rehearse
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.tensors import Tensors
+
+_FEATURES = 16384
+_SHORTLIST = 16
+"""Candidates by sketches that are compared by whole updates."""
+
+
+@ATTACKS.register(
+    "retrieval",
+    Info(
+        "the public images whose updates are most similar",
+        threat="passive",
+        needs=("batch_size", "auxiliary", "rehearse"),
+    ),
+)
+class RetrievalAttack(Attack):
+    """Looks the update up among those of the public images."""
+
+    needs = frozenset({"batch_size", "auxiliary", "rehearse"})
+
+    def check_knowledge(self, knowledge: Knowledge) -> None:
+        """Refuse a search among nothing."""
+        public, _ = public_of(knowledge, "retrieval")
+        super().check_knowledge(knowledge)
+        check_enough(public, knowledge.batch_size or 1, "retrieval")
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Rehearse all public images, unless it was done before, and look every update up."""
+        started = time.perf_counter()
+        first = observations[0]
+        for observation in observations:
+            self.check(observation)
+        public, rehearse = public_of(first.knowledge, "retrieval")
+        sketch = Sketch(first.update.tensors, _FEATURES)
+        ways = [rehearse.plain(), *([rehearse] if first.knowledge.defence is not None else [])]
+        known = [self._known(first, public, way, sketch) for way in ways]
+        found = [_look_up(observation, public, known, sketch) for observation in observations]
+        if listener is not None:
+            listener(1.0, torch.stack([images for images, _, _ in found]))
+        seconds = (time.perf_counter() - started) / len(observations)
+        notes = (f"looked up among {len(public):,} public images",)
+        return [Reconstruction(images, labels, value, (), seconds, notes) for images, labels, value in found]
+
+    def _known(self, observation: Observation, public: Batch, rehearse: Rehearse, sketch: Sketch) -> Tensors:
+        """Return the public images' updates as unit vectors [n, D], and what each entry was divided by [D]."""
+        identity = identity_of(observation.model, public, rehearse, {"attack": "retrieval", "features": _FEATURES})
+
+        def learn() -> State:
+            stream = rehearse(observation.model, public.images[:, None], public.labels[:, None], 0)
+            known = torch.cat([sketch(updates) for updates in stream])
+            scales = tensor_scales(known, sketch.lengths)
+            return {"known": unit(known / scales), "scales": scales}, {}
+
+        return kept("retrieval", identity, learn)[0]
+
+
+def _look_up(
+    observation: Observation, public: Batch, libraries: Sequence[Tensors], sketch: Sketch
+) -> tuple[Tensor, Tensor, float]:
+    """Return the images, labels and mismatch of what explains the update best among every library's candidates.
+
+    One who knows the defence searches among updates with it and without it: it may hide more than it explains.
+    """
+    sketched = sketch({name: value[None] for name, value in observation.update.tensors.items()})
+    count, candidates = image_count(observation), dict[tuple[int, ...], None]()
+    for library in libraries:
+        seen = unit(sketched / library["scales"])[0]
+        if count == 1:
+            nearest = (library["known"] @ seen).topk(min(_SHORTLIST, len(public))).indices
+            candidates |= dict.fromkeys((index,) for index in nearest.tolist())
+        else:
+            candidates[tuple(pursue(seen, library["known"], count))] = None
+    found, mismatch = [], Mismatch(observation)
+    for chosen in candidates:
+        images, labels = public.images[list(chosen)], public.labels[list(chosen)]
+        found.append((images, labels, mismatch(images, labels)))
+    return min(found, key=lambda one: one[2])
+
+
+def tensor_scales(sketches: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Return for each entry [D] the mean norm of its tensor's range over sketches [n, D].
+
+    Divided by it, layers count alike, and sums of updates remain sums.
+    """
+    norms = [torch.linalg.vector_norm(part, dim=1).mean() for part in torch.split(sketches, list(lengths), 1)]
+    safe = [norm if float(norm) > 0 else torch.ones_like(norm) for norm in norms]
+    return torch.cat([scale.expand(length) for scale, length in zip(safe, lengths, strict=True)])
+
+
+def pursue(seen: Tensor, known: Tensor, count: int) -> list[int]:
+    """Return the indices of `count` unit vectors `known` [n, D] that together explain `seen` [D], greedily.
+
+    Each step takes the one most similar to what is left, and fits all that were taken anew.
+    """
+    chosen: list[int] = []
+    left = seen
+    for _ in range(count):
+        similar = known @ left
+        similar[chosen] = -torch.inf
+        chosen.append(int(similar.argmax()))
+        taken = known[chosen].double()
+        gram = taken @ taken.T + 1e-9 * torch.eye(len(chosen), dtype=torch.double, device=known.device)
+        weights = torch.linalg.solve(gram, taken @ seen.double())
+        left = (seen.double() - weights @ taken).to(seen)
+    return chosen
