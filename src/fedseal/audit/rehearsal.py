@@ -2,7 +2,7 @@
 
 A server has the model and public images, and one that knows the defence has its code. So before it attacks, it can
 make as many pairs of images and updates as it likes, the defence a black box with fresh randomness and fresh state for
-each. Nothing private enters. Where a client's step is nothing but a gradient, many are played in one `vmap`.
+each. Nothing private enters. Clients train as in any round; where that can be done in one `vmap`, it is.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
+from fedseal.audit.exchange import TargetStreams, target_cohort
 from fedseal.core.batch import Batch
-from fedseal.core.defence import Defence, RoundContext, RoundShape
+from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_json
-from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
-from fedseal.federation.client import RoundConfig, set_mode, train
-from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.federation.cohort import Answer, Assignment, Held, Strategy, held_by, joined
+from fedseal.federation.cohort.one_by_one import InTurn
+from fedseal.federation.cohort.vectorised import can_vectorise, train_together
 
 _MEMORY = 128 << 20
 """Bytes that the updates yielded at once may take, roughly."""
@@ -109,13 +110,11 @@ class _Stage:
         self._shape = shape
         self._template = template
         self._seed = seed
-        self._workspace = copy.deepcopy(model)
-        self._loss = cross_entropy_loss(config.normalisation, config.loss_reduction)
-        self._vectorised: bool | None = None
+        self._train: Strategy | None = None
 
     @property
     def at_once(self) -> int:
-        """How many updates are played at once."""
+        """How many updates are held at once."""
         weights = sum(p.numel() * p.element_size() for p in self._model.parameters())
         return max(1, min(_MOST, _MEMORY // (weights * self._shape.clients)))
 
@@ -127,109 +126,61 @@ class _Stage:
             labels: [n, B].
             first: number of the first round, which names its randomness.
         """
-        clients, steps = self._shape.clients, self._shape.local_steps
-        batches = images.reshape(len(images) * clients, steps, -1, *images.shape[2:])
-        targets = labels.reshape(len(labels) * clients, steps, -1)
-        if self._vectorised is None:
-            self._vectorised = self._is_plain() and self._can_vectorise(batches, targets)
-        if self._vectorised:
-            uploads = self._defended(self._together(batches, targets), batches, targets, first)
-        else:
-            each = [
-                self._train(Batch(images, labels), first * clients + number)
-                for number, (images, labels) in enumerate(
-                    zip(batches.flatten(1, 2), targets.flatten(1, 2), strict=True)
-                )
+        rounds = [
+            [
+                Batch(*part)
+                for part in zip(*(torch.split(values, self._shape.batch_size) for values in one), strict=True)
             ]
-            uploads = {name: torch.stack([one[name] for one in each]) for name in each[0]}
-        if clients > 1:
-            uploads = {name: value.reshape(-1, clients, *value.shape[1:]).mean(1) for name, value in uploads.items()}
+            for one in zip(images, labels, strict=True)
+        ]
+        if self._shape.clients > 1 and self._template.uses("broadcast"):  # what one tells, the others hear
+            return _stacked([self._play_one(batches, first + number) for number, batches in enumerate(rounds)])
+        if self._train is None:
+            vectorised = can_vectorise(self._model, self._template, self._config, rounds[0][0])
+            self._train = partial(train_together, measure=_unmeasured) if vectorised else InTurn(measure=_unmeasured)
+        answers = self._train(self._assignments(rounds, first), 0, statistics=False)
+        uploads = _stacked([_sound(answer) for answer in answers])
+        if self._shape.clients > 1:
+            several = (-1, self._shape.clients)
+            uploads = {name: value.reshape(*several, *value.shape[1:]).mean(1) for name, value in uploads.items()}
         if not self._template.uses("server_view"):
             return uploads
-        return _stacked([self._template.server_view(one) for one in _unstacked(uploads)])
+        each = [{name: value[index] for name, value in uploads.items()} for index in range(len(images))]
+        return _stacked([self._template.server_view(one) for one in each])
 
-    def _is_plain(self) -> bool:
-        """Return whether a client's round is a gradient, or SGD steps, and what hooks make of the result."""
-        defence, delta = self._template, self._config.kind == "delta"
-        hooks = ["prepare", "on_batch", "extra_loss", "broadcast", *(["on_gradient", "on_update"] if delta else [])]
-        if defence.needs_sample_grads or defence.reads_batch or any(defence.uses(hook) for hook in hooks):
-            return False
-        return not any(module.training for module in self._model.modules() if not list(module.children()))
+    def _assignments(self, rounds: Sequence[Sequence[Batch]], first: int) -> Iterator[Assignment]:
+        """Yield what every client of every round does, each with a defence of its own."""
+        steps = self._shape.local_steps
+        for number, batches in enumerate(rounds):
+            streams = TargetStreams(self._seed, ("rehearsal", first + number))
+            for client in range(self._shape.clients):
+                defence, own = copy.deepcopy(self._template), batches[client * steps : (client + 1) * steps]
+                if defence.uses("prepare"):
+                    whole = joined(own)
+                    prepared = defence.prepare(whole, streams.prepare(client))
+                    own = held_by("client", own, self._config, defence.name).choose(Held(prepared), 0)
+                yield Assignment(
+                    client, f"client-{client}", self._model, tuple(own), self._config, defence, streams.round(client, 0)
+                )
 
-    def _can_vectorise(self, batches: Tensor, targets: Tensor) -> bool:
-        try:
-            self._together(batches[:1].expand(2, *batches.shape[1:]), targets[:1].expand(2, *targets.shape[1:]))
-        except RuntimeError:  # what `vmap` raises for an operation without a rule, or one that draws or writes
-            return False
-        return True
-
-    def _together(self, batches: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return gradients or weight changes [K, ...] of K clients' batches [K, steps, b, C, H, W]."""
-        start = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
-
-        def loss(weights: Tensors, images: Tensor, labels: Tensor) -> Tensor:
-            def bound(inputs: Tensor) -> Tensor:
-                output: Tensor = functional_call(self._model, dict(weights), (inputs,))
-                return output
-
-            return self._loss(bound, Batch(images, labels))
-
-        def one(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            if self._config.kind == "gradient":
-                gradient: dict[str, Tensor] = grad(loss)(start, images[0], labels[0])
-                return gradient
-            weights, velocity = dict(start), {name: torch.zeros_like(value) for name, value in start.items()}
-            for step in range(self._shape.local_steps):
-                direction = grad(loss)(weights, images[step], labels[step])
-                velocity = {name: self._config.momentum * v + direction[name] for name, v in velocity.items()}
-                weights = {name: w - self._config.learning_rate * velocity[name] for name, w in weights.items()}
-            return {name: weights[name] - value for name, value in start.items()}
-
-        result: dict[str, Tensor] = vmap(one)(batches, targets)
-        return result
-
-    def _defended(self, raw: dict[str, Tensor], batches: Tensor, targets: Tensor, first: int) -> dict[str, Tensor]:
-        """Pass each client's gradient through a defence of its own."""
-        if not (self._template.uses("on_gradient") or self._template.uses("on_update")):
-            return raw
-        sent = []
-        for number, gradient in enumerate(_unstacked(raw)):
-            defence = copy.deepcopy(self._template)
-            context = RoundContext(
-                self._model,
-                self._loss,
-                generator(self._seed, "rehearsal", first * self._shape.clients + number),
-                learning_rate=self._config.learning_rate,
-                client=f"client-{number}",
-                batch=Batch(batches[number, -1], targets[number, -1]),
-                kind=self._config.kind,
-            )
-            sent.append(defence.on_update(defence.on_gradient(gradient, context), context))
-        return _stacked(sent)
-
-    def _train(self, data: Batch, number: int) -> Tensors:
-        """Return one client's upload, by the very round clients run."""
-        defence = copy.deepcopy(self._template)
-        source = generator(self._seed, "rehearsal", number)
-        if defence.uses("prepare"):
-            data = defence.prepare(data, generator(self._seed, "rehearsal", number, "prepare"))
-        size = len(data) // self._shape.local_steps
-        parts = zip(torch.split(data.images, size), torch.split(data.labels, size), strict=True)
-        return train(
-            self._model,
-            [Batch(*part) for part in parts],
-            self._config,
-            defence,
-            source,
-            client=f"client-{number}",
-            workspace=self._workspace,
-            statistics=False,
-        ).update.tensors
+    def _play_one(self, batches: Sequence[Batch], number: int) -> Tensors:
+        """Return what the server sees of one round of clients that talk to each other."""
+        streams = TargetStreams(self._seed, ("rehearsal", number))
+        cohort = target_cohort(batches, self._config, copy.deepcopy(self._template), streams)
+        seen = cohort.play([self._model], 0, shown=range(len(cohort)), statistics=False).seen
+        assert seen is not None  # a strict cohort raises what is wrong with an answer
+        return seen.tensors
 
 
-def _unstacked(tensors: Tensors) -> Iterator[dict[str, Tensor]]:
-    count = len(next(iter(tensors.values())))
-    return ({name: value[index] for name, value in tensors.items()} for index in range(count))
+def _unmeasured(tensors: Tensors) -> int:
+    return 0
+
+
+def _sound(answer: Answer) -> Tensors:
+    if answer.error is not None:
+        raise answer.error
+    assert answer.update is not None
+    return answer.update.tensors
 
 
 def _stacked(updates: Sequence[Tensors]) -> dict[str, Tensor]:

@@ -27,8 +27,9 @@ from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.client import HookClock, RoundConfig, sgd_step
-from fedseal.federation.cohort.answers import Answer, Assignment, answered
+from fedseal.federation.cohort.answers import Answer, Assignment, Measure, answered
 from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.wire import payload_size
 
 MOST_PARAMETERS = 200_000
 MOST_IMAGES = {True: 8, False: 32}
@@ -71,12 +72,16 @@ def pays(model: nn.Module, batch_size: int) -> bool:
 
 
 def train_together(
-    assignments: Iterable[Assignment], round_number: int, *, statistics: bool = False
+    assignments: Iterable[Assignment],
+    round_number: int,
+    *,
+    statistics: bool = False,
+    measure: Measure = payload_size,
 ) -> Iterator[Answer]:
     """Train clients in groups of one model and equally many and large batches, as many at once as memory allows.
 
     Answers come group by group; what they hold is what `one_by_one` gives, up to rounding, without any `statistics`:
-    where layers use those of a batch, clients are not vectorised.
+    where layers use those of a batch, clients are not vectorised. `measure` counts an upload's bytes.
     """
     waiting: dict[tuple[int, ...], list[Assignment]] = defaultdict(list)
 
@@ -85,7 +90,7 @@ def train_together(
         updates, scratch = _train_chunk(model, group), copy.deepcopy(model)
         for place, one in enumerate(group):
             own = {name: values[place] for name, values in updates.items()}
-            yield _answer(scratch, one, own, round_number)
+            yield _answer(scratch, one, own, round_number, measure)
 
     for assignment in assignments:
         group = waiting[id(assignment.model), *(len(batch) for batch in assignment.batches)]
@@ -122,7 +127,7 @@ def _train_chunk(model: nn.Module, chunk: Sequence[Assignment]) -> dict[str, Ten
     return {name: value - start[name] for name, value in weights.items()}
 
 
-def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: int) -> Answer:
+def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: int, measure: Measure) -> Answer:
     """Pass one client's raw update through the hooks that are left."""
     model, config, clock = one.model, one.config, HookClock()
     try:
@@ -148,7 +153,7 @@ def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: 
         update = clock(one.defence.on_update, update, context)
     except InputError as error:
         return Answer(one, None, error)
-    return answered(one, Update(update, config.kind), clock.seconds, fed=one.batches)
+    return answered(one, Update(update, config.kind), clock.seconds, fed=one.batches, measure=measure)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
