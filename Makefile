@@ -1,17 +1,21 @@
-# Two commands do everything: `make audit` and `make test`. Each sets up .venv on first use and not again.
+# Two commands do everything: `make audit` and `make test`. Each sets up .venv on first use and not again. `make test-slow`
+# runs the tests that every change need not wait for.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= fedseal-audit
 
-.PHONY: audit test lint bench clean
+.PHONY: audit test test-slow lint bench clean
 
 audit: $(VENV)/.installed  ## audit a small federation on embedded data and leave a report
 	$(BIN)/fedseal audit --out $(OUT)
 
-test: $(VENV)/.installed-dev  ## run the tests
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: $(VENV)/.installed-dev  ## run the tests that every change must pass
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-slow: $(VENV)/.installed-dev  ## run the tests that take long: see CONTRIBUTING.md
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check .

@@ -31,8 +31,6 @@ TRIALS = 6
 MOMENTS = {1: [(None, 2.0), (1, 0.2), (2, 0.2)], 2: [(2, 0.1)]}
 """When to kill, by workers: after the start or the n-th trial of an attempt, then a time drawn up to a limit."""
 
-pytestmark = pytest.mark.slow
-
 
 def start(directory: Path, workers: int) -> subprocess.Popen[str]:
     (directory / "scenario.yaml").write_text(SCENARIO)
@@ -119,7 +117,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_audit_resumes(tmp_path: Path, undisturbed: list[dict[str, Any]], workers: int):
     draw = random.Random(workers)
     before: dict[str, tuple[int, str]] = {}

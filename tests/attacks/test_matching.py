@@ -35,6 +35,7 @@ def test_idlg_recovers_every_toy_seed_in_double_precision(toy_net: Callable, obs
         assert float((found.images - truth.images).square().mean()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "least"),
     [

@@ -166,6 +166,7 @@ def averaged(warm: int, clients: int = 3, rounds: int = 4) -> tuple[float, float
     return float(single.mean()), float(psnr(mean, batch.images, data_range=1.0).mean())
 
 
+@pytest.mark.slow
 def test_averages_over_real_rounds_come_nearer_and_less_so_under_a_warm_start():
     """What fresh noise hides in one round it shows over many; a remembered x* shows the same again (refiner.md)."""
     fresh, warm = averaged(0), averaged(10)

@@ -263,7 +263,9 @@ def noted() -> tuple[nn.Module, Batch]:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("name", BY_NAME_ALONE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "lids" else []) for name in BY_NAME_ALONE]
+)
 def test_batch_statistics_never_travel(name: str, steps: int):
     model, batch = noted()
     defence = build_defence(name)

@@ -242,7 +242,6 @@ def wait_until(condition: Any, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path):
     process = script(SLEEPER, tmp_path)
     assert process.stdout is not None
