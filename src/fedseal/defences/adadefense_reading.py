@@ -14,7 +14,9 @@ import math
 
 import torch
 from torch import Tensor
+from torch.func import jvp
 
+from fedseal.core.channel import Channel
 from fedseal.core.defence import AttackerView
 from fedseal.core.tensors import Tensors
 from fedseal.defences.adadefense_rule import Moments, StandIn
@@ -34,6 +36,7 @@ def attack_view(name: str, rule: StandIn, before: Moments, rounds: int, precisio
         precision: of the uploaded values.
     """
     rounds = max(rounds, 1)
+    channel = _channel(rule, before, rounds, precision)
     parameters = {
         "variant": rule.variant,
         "scale": rule.scale,
@@ -47,16 +50,46 @@ def attack_view(name: str, rule: StandIn, before: Moments, rounds: int, precisio
             {**parameters, "read": "signs"},
             lambda gradient, observed: soft_signs(gradient),
             read=lambda observed: {key: tensor / rule.factor(rounds) for key, tensor in observed.items()},
+            channel=channel,
         )
     if not before.first:
         return AttackerView(
             name,
             {**parameters, "read": "magnitudes in closed form"},
             read=lambda observed: {key: first_round(rule, tensor, rounds) for key, tensor in observed.items()},
+            channel=channel,
         )
     roots = _TwoRoots(rule, before, rounds)
     words = "two roots, moments of the round before known"
-    return AttackerView(name, {**parameters, "read": words}, roots.simulate, read=roots.read, personal=True)
+    return AttackerView(
+        name, {**parameters, "read": words}, roots.simulate, read=roots.read, personal=True, channel=channel
+    )
+
+
+def _channel(rule: StandIn, before: Moments, rounds: int, precision: torch.dtype) -> Channel:
+    """Return what passes through the rule and back: the gradient, as uncertain as its rounded stand-in leaves it.
+
+    An entry is known to the rounding of what was sent over the slope of the rule there, or, where that is worse, to its
+    sign: as after rounding to two levels 2 mean|g| apart.
+    """
+
+    def variance(update: Tensors, observed: Tensors) -> Tensors:
+        found = {}
+        for name, tensor in update.items():
+            g = tensor.detach().double()
+            first, second = ({name: part[name].double()} if part else {} for part in (before.first, before.second))
+            held = Moments(first, second, 0)
+
+            def sent(x: Tensor, name: str = name, held: Moments = held) -> Tensor:
+                return rule.step(held, {name: x}, rounds)[1][name]
+
+            value, slope = jvp(sent, (g,), (torch.ones_like(g),))[:2]
+            step = torch.finfo(precision).eps * value.abs()
+            sign = g.abs().mean().square() / 3
+            found[name] = torch.minimum(step.square() / (12 * slope.square()).clamp(min=1e-300), sign).to(tensor)
+        return found
+
+    return Channel(variance=variance)
 
 
 def soft_signs(gradient: Tensors) -> dict[str, Tensor]:

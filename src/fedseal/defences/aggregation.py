@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext, RoundShape
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
@@ -264,15 +265,24 @@ class CancellingNoise(Defence):
 
     def attacker_view(self) -> AttackerView:
         """Publish c and the partners' number; the seed stays between them, and the mean needs no simulation."""
-        return AttackerView(self.name, {"c": self.c, "clients": self.clients, "view": self.view})
+        parameters = {"c": self.c, "clients": self.clients, "view": self.view}
+        return AttackerView(self.name, parameters, channel=Channel(variance=self._variance, cancels=True))
+
+    def _variance(self, update: Tensors, observed: Tensors) -> Tensors:
+        """Return the variance of the noise on one client's upload."""
+        scales = self._scales(update)
+        return {name: torch.full_like(tensor, scales[name] ** 2) for name, tensor in update.items()}
 
     def _write(self, update: Tensors, context: RoundContext) -> _Letter:
         """Draw a seed, and set the noise's std per tensor; never below a thousandth of the largest, for dead layers."""
-        peaks = {name: float(t.abs().max()) if t.numel() else 0.0 for name, t in update.items()}
-        floor = _FLOOR * max(peaks.values(), default=0.0)
         device = context.generator.device
         seed = int(torch.randint(2**62, (), generator=context.generator, device=device))
-        return _Letter(context.round, seed, {name: self.c * max(peak, floor) for name, peak in peaks.items()})
+        return _Letter(context.round, seed, self._scales(update))
+
+    def _scales(self, update: Tensors) -> dict[str, float]:
+        peaks = {name: float(t.abs().max()) if t.numel() else 0.0 for name, t in update.items()}
+        floor = _FLOOR * max(peaks.values(), default=0.0)
+        return {name: self.c * max(peak, floor) for name, peak in peaks.items()}
 
     @staticmethod
     def _noise(name: str, like: Tensor, letter: _Letter) -> Tensor:

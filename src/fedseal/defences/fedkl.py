@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
@@ -50,7 +51,8 @@ class KeyLock(nn.Module):
         if self.key is None:
             return normal
         shape = (1, -1, *[1] * (x.ndim - 2))
-        gamma, beta = (locked(self.key).relu().view(shape) for locked in (self.scale, self.shift))
+        key = self.key.to(self.scale.weight)
+        gamma, beta = (locked(key).relu().view(shape) for locked in (self.scale, self.shift))
         result: Tensor = gamma * normal + beta
         return result
 
@@ -155,7 +157,14 @@ class FedKL(Defence):
 
     def attacker_view(self) -> AttackerView:
         """Publish the length of the key; an attacker's copy has gamma = 1 and beta = 0, and locks without gradient."""
-        return AttackerView(self.name, {"key": self.length})
+        locked = frozenset(self._state)
+
+        def unlocked(update: Tensors, observed: Tensors) -> Tensors:
+            return {name: torch.zeros_like(t) if name in locked else t for name, t in update.items()}
+
+        known = "scales and shifts, few unknowns that an attacker can optimise too, are taken as known"
+        channel = Channel(unlocked, remarks=(known,)) if locked else Channel()
+        return AttackerView(self.name, {"key": self.length}, channel=channel)
 
 
 def _locks(model: nn.Module) -> dict[str, KeyLock]:

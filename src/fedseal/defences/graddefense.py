@@ -13,18 +13,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, NoiseLaw, RoundContext, Stage
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.core.traits import Traits
 from fedseal.defences.pruning import match_observed_support
+from fedseal.defences.tally import StepTally, everything
 
 _STRETCH = 64
 """Entries that are judged noisy or clean together."""
@@ -159,6 +162,8 @@ class GradDefense(Defence):
         self._sensitivity: Tensor | None = None
         self._measured = 0
         self._passes = 0.0
+        self._tally = StepTally()
+        self._chosen: list[tuple[int, int]] = []
 
     @property
     def needs_sample_grads(self) -> bool:  # type: ignore[override]
@@ -178,30 +183,41 @@ class GradDefense(Defence):
 
     def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
         """Clip the sampled slices of each sample, average, add noise to the slices."""
-        vectors = torch.cat([g.flatten(1) for g in grads.values()], 1)
         chosen = self._sampled(grads, context, per_sample=True)
-        for start, end in chosen:
-            norms = vectors[:, start:end].norm(dim=1, keepdim=True)
-            vectors[:, start:end] /= (norms / self.scale).clamp(min=1)
-        like = {name: g[0] for name, g in grads.items()}
-        return unflatten(self._noised(vectors.mean(0), chosen, context), like)
+        clipped = self._clipped_mean(grads, chosen)
+        return unflatten(self._noised(flatten(clipped), chosen, clipped, context), clipped)
 
     def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
         """Add noise to the sampled slices, unless samples were clipped and noised already."""
         if self.scale == 0 or self.needs_sample_grads:
             return gradient
         chosen = self._sampled(gradient, context, per_sample=False)
-        return unflatten(self._noised(flatten(gradient), chosen, context), gradient)
+        return unflatten(self._noised(flatten(gradient), chosen, gradient, context), gradient)
 
     def on_aggregate(self, update: Tensors) -> Tensors:
         """Remove the noise from the aggregate."""
         return denoise(update, self.scale if self.server_scale is None else self.server_scale, self.q)
 
-    def _noised(self, vector: Tensor, chosen: list[tuple[int, int]], context: RoundContext) -> Tensor:
-        result = vector.clone()
+    def _clipped_mean(self, grads: Tensors, chosen: list[tuple[int, int]]) -> dict[str, Tensor]:
+        """Return the mean of samples' gradients [B, ...] whose chosen slices are clipped to norm `scale`."""
+        vectors = torch.cat([g.flatten(1) for g in grads.values()], 1)
+        parts, end = [], 0
+        for start, stop in chosen:
+            norms = vectors[:, start:stop].norm(dim=1, keepdim=True)
+            parts += [vectors[:, end:start], vectors[:, start:stop] / (norms / self.scale).clamp(min=1)]
+            end = stop
+        mean = torch.cat([*parts, vectors[:, end:]], 1).mean(0)
+        return unflatten(mean, {name: g[0] for name, g in grads.items()})
+
+    def _noised(self, vector: Tensor, chosen: list[tuple[int, int]], like: Tensors, context: RoundContext) -> Tensor:
+        result, variance = vector.clone(), torch.zeros_like(vector)
+        self._chosen = chosen
         for start, end in chosen:
             noise = torch.randn(end - start, generator=context.generator, dtype=vector.dtype, device=vector.device)
             result[start:end] += self.scale * noise
+            variance[start:end] = self.scale**2
+        self._tally.begin(context)
+        self._tally.note(unflatten(variance, like), everything(like), context)
         return result
 
     def _sampled(self, gradient: Tensors, context: RoundContext, *, per_sample: bool) -> list[tuple[int, int]]:
@@ -246,11 +262,22 @@ class GradDefense(Defence):
         parameters = {"scale": self.scale, "slices": self.slices, "perturbed": self.perturbed}
         if self.scale == 0 or self.perturbed == 0:
             return AttackerView(self.name, parameters)
+        channel = self._channel()
         if self.perturbed == self.slices:
-            return AttackerView(self.name, parameters, noise=NoiseLaw("gaussian", self.scale))
+            return AttackerView(self.name, parameters, noise=NoiseLaw("gaussian", self.scale), channel=channel)
         return AttackerView(
-            self.name, parameters, match_observed_support, read=lambda observed: clean_part(observed, self.scale)
+            self.name,
+            parameters,
+            match_observed_support,
+            read=lambda observed: clean_part(observed, self.scale),
+            channel=channel,
         )
+
+    def _channel(self) -> Channel:
+        """Return what passed: noise on the slices drawn, and, if samples are clipped, by the slices drawn last."""
+        chosen = list(self._chosen)
+        reduces = (lambda grads: self._clipped_mean(grads, chosen)) if self.needs_sample_grads else None
+        return replace(self._tally.channel(), reduces=reduces)
 
 
 def clean_part(update: Tensors, scale: float) -> Tensors:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, Defence, RoundContext
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
@@ -78,7 +79,18 @@ class MinMaxSampling(Defence):
         parameters = {"ratio": self.ratio, "scope": self.scope}
         if self.ratio == 0:
             return AttackerView(self.name, parameters)
-        return AttackerView(self.name, parameters, match_observed_support, read=self._unsampled)
+        channel = Channel(self._sampled, remarks=("which of two values was sent is taken as known",))
+        return AttackerView(self.name, parameters, match_observed_support, read=self._unsampled, channel=channel)
+
+    def _sampled(self, update: Tensors, observed: Tensors) -> Tensors:
+        """Return x + C / x where entries were sent, zero elsewhere."""
+        sampled = {}
+        for name, (sent, threshold) in self._thresholds(observed).items():
+            x = update[name]
+            kept = (sent != 0) & (x != 0)
+            safe = torch.where(kept, x, torch.ones_like(x))
+            sampled[name] = torch.where(kept, x + threshold.to(x) / safe, torch.zeros_like(x))
+        return sampled
 
     def _unsampled(self, observed: Tensors) -> Tensors:
         """Return the mean of x given s = x + C / x: both roots, by chance and a heavy-tailed law.

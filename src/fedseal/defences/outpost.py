@@ -23,6 +23,7 @@ from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
 from fedseal.core.traits import Traits
 from fedseal.defences.pruning import match_observed_support
+from fedseal.defences.tally import StepTally, everything
 
 Fisher: TypeAlias = Literal["dim0", "batches"]
 """What squared gradients are averaged over: a tensor's first dimension (Plato), or all steps so far (the paper)."""
@@ -79,6 +80,7 @@ class Outpost(Defence):
         self._fisher_sum: dict[str, Tensor] = {}
         self._steps = 0
         self._acted = 0
+        self._tally = StepTally()
 
     def probability(self, iteration: int) -> float:
         """Return the probability of acting at an iteration, counted from 1."""
@@ -88,10 +90,13 @@ class Outpost(Defence):
         """Perturb, with the probability of this iteration."""
         self._iteration = context.step + 1 if self.counter == "round" else self._iteration + 1
         self._steps += 1
+        self._tally.begin(context)
         if self.fisher == "batches":
             self._accumulate(gradient)
         chance = torch.rand((), generator=context.generator, device=context.generator.device)
         if self.prune == self.noise == 0 or float(chance) >= self.probability(self._iteration):
+            untouched = {name: torch.zeros_like(g) for name, g in gradient.items()}
+            self._tally.note(untouched, everything(gradient), context)
             return gradient
         self._acted += 1
         return self._perturbed(gradient, context)
@@ -102,11 +107,16 @@ class Outpost(Defence):
         every = torch.cat([values.flatten() for values in information.values()])
         threshold = _percentile(every, 100 - self.phi)
         sent: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        variance: dict[str, Tensor] = {}
         for name, g in gradient.items():
-            kept = g.masked_fill(g.abs() < _percentile(g.abs(), self.prune), 0)
+            kept[name] = ~(g.abs() < _percentile(g.abs(), self.prune))
+            left = g.masked_fill(~kept[name], 0)
             draw = torch.randn(g.shape, generator=context.generator, dtype=g.dtype, device=g.device)
             where = (information[name] >= threshold).to(g.dtype)
-            sent[name] = kept + self.noise * risk(weights[name]) * draw * where if self.noise else kept
+            sent[name] = left + self.noise * risk(weights[name]) * draw * where if self.noise else left
+            variance[name] = torch.zeros_like(g) + (self.noise * risk(weights[name])) ** 2 * where
+        self._tally.note(variance, kept, context)
         return sent
 
     def _information(self, gradient: Tensors) -> Tensors:
@@ -143,9 +153,10 @@ class Outpost(Defence):
     def attacker_view(self) -> AttackerView:
         """Publish the parameters; pruned positions are visible in the upload, the noise differs between tensors."""
         parameters = {"beta": self.beta, "phi": self.phi, "prune": self.prune, "noise": self.noise}
+        channel = self._tally.channel()
         if self.prune == 0:
-            return AttackerView(self.name, parameters)
-        return AttackerView(self.name, parameters, match_observed_support)
+            return AttackerView(self.name, parameters, channel=channel)
+        return AttackerView(self.name, parameters, match_observed_support, channel=channel)
 
 
 def risk(weights: Tensor) -> float:

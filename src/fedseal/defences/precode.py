@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
@@ -137,8 +138,7 @@ class Precode(Defence):
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
         """Make the client's bottleneck stochastic; the batch stays as it is."""
         found = _bottlenecks(context.model)
-        for bottleneck in found:
-            bottleneck.draw_from(context.generator)
+        _make_stochastic(context.model, context.generator)
         self._added = sum(p.numel() for bottleneck in found for p in bottleneck.parameters())
         return batch
 
@@ -153,7 +153,13 @@ class Precode(Defence):
 
     def attacker_view(self) -> AttackerView:
         """Publish the parameters; the weights are in the model anyway, the noise is the client's."""
-        return AttackerView(self.name, {"k": self.k, "beta": self.beta})
+        return AttackerView(self.name, {"k": self.k, "beta": self.beta}, channel=Channel(draws=_make_stochastic))
+
+
+def _make_stochastic(model: nn.Module, source: torch.Generator) -> None:
+    """Let every bottleneck of a model draw from `source`, as a client's does."""
+    for bottleneck in _bottlenecks(model):
+        bottleneck.draw_from(source)
 
 
 def _bottlenecks(model: nn.Module) -> list[Bottleneck]:

@@ -22,6 +22,7 @@ from torch.func import jvp, replace_all_batch_norm_modules_, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
@@ -240,7 +241,8 @@ class Soteria(Defence):
             sent = (observed[weight] != 0).any(0)
             return {name: t * sent if name == weight else t for name, t in gradient.items()}
 
-        return AttackerView(self.name, parameters, mute if self.attacker == "mute" else mask)
+        simulate = mute if self.attacker == "mute" else mask
+        return AttackerView(self.name, parameters, simulate, channel=Channel(mask))
 
 
 def _scoring_copy(context: RoundContext) -> tuple[nn.Module, Tensor]:

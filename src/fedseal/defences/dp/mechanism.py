@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
+from fedseal.core.channel import Channel, constant_variance
 from fedseal.core.defence import AttackerView, CostReport, Defence, NoiseLaw, RoundContext
 from fedseal.core.errors import UsageError
 from fedseal.core.privacy import PrivateRelease
@@ -155,7 +157,18 @@ class PrivateGradients(Defence):
             clipped = clip_lone_sample(gradient, bound, self.clipping)
             return {name: tensor / divisor for name, tensor in clipped.items()}
 
-        return AttackerView(self.name, parameters, simulate, NoiseLaw("gaussian", scale) if scale else None)
+        channel = Channel(
+            variance=constant_variance(scale**2) if scale else None,
+            reduces=partial(self._clipped_mean, bound) if self.needs_sample_grads else None,
+        )
+        law = NoiseLaw("gaussian", scale) if scale else None
+        return AttackerView(self.name, parameters, simulate, law, channel=channel)
+
+    def _clipped_mean(self, bound: float, grads: Tensors) -> Tensors:
+        """Return what a step makes of single samples' gradients, without its noise."""
+        size = self.batch_size or len(next(iter(grads.values())))
+        divisor = 1.0 if self.reduction == "sum" else float(size)
+        return {name: total / divisor for name, total in clipped_sum(grads, bound, self.clipping).items()}
 
     def _check_strength(self, sigma: float, clip: float) -> None:
         if not 0 <= sigma < math.inf or not clip > 0 or (sigma > 0 and math.isinf(clip)):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedseal.core.batch import Batch
+from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
@@ -268,9 +269,16 @@ class Refiner(Defence):
         if not self.acts:
             return AttackerView(self.name, parameters)
         bounded = self.epsilon < float("inf")
+        channel = self._channel()
         if self.adaptive == "appendix-m" and bounded:
-            return AttackerView(self.name, parameters, read=on_the_sphere(self._scale, self._radius))
+            return AttackerView(self.name, parameters, read=on_the_sphere(self._scale, self._radius), channel=channel)
         prior = noise_prior(self._noise, self.prior) if self.prior else None
         if not bounded:
-            return AttackerView(self.name, parameters, image_prior=prior)
-        return AttackerView(self.name, parameters, into_the_ball(self._radius), image_prior=prior)
+            return AttackerView(self.name, parameters, image_prior=prior, channel=channel)
+        return AttackerView(self.name, parameters, into_the_ball(self._radius), image_prior=prior, channel=channel)
+
+    def _channel(self) -> Channel:
+        """Return what the upload is a function of: the refined images, or, moved into the ball, nearly the private."""
+        if self._seen is None:
+            return Channel()
+        return Channel(deviation=min(self._radius, self._seen.gap), fed=not self._seen.projected)
