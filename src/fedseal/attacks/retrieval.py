@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedseal.attacks.explaining import Mismatch
-from fedseal.attacks.learned.library import State, identity_of, kept
+from fedseal.attacks.learned.library import State, kept, lesson_identity
 from fedseal.attacks.learned.pairs import check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch, unit
 from fedseal.attacks.reading import image_count
@@ -42,8 +42,6 @@ _SHORTLIST = 16
 )
 class RetrievalAttack(Attack):
     """Looks the update up among those of the public images."""
-
-    needs = frozenset({"batch_size", "auxiliary", "rehearse"})
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
         """Refuse a search among nothing."""
@@ -76,7 +74,7 @@ class RetrievalAttack(Attack):
 
     def _known(self, observation: Observation, public: Batch, rehearse: Rehearse, sketch: Sketch) -> Tensors:
         """Return the public images' updates as unit vectors [n, D], and what each entry was divided by [D]."""
-        identity = identity_of(observation.model, public, rehearse, {"attack": "retrieval", "features": _FEATURES})
+        identity = lesson_identity(observation.model, public, rehearse, {"attack": "retrieval", "features": _FEATURES})
 
         def learn() -> State:
             stream = rehearse(observation.model, public.images[:, None], public.labels[:, None], 0)

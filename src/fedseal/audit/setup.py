@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
-from fedseal.audit.rehearsal import Rehearsal
 from fedseal.audit.scenario import Scenario
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
@@ -27,6 +26,7 @@ from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.cohort import federated_model, joined
+from fedseal.federation.rehearsal import Rehearsal
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
 

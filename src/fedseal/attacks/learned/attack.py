@@ -16,7 +16,7 @@ from torch import Tensor
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.labels import infer_labels
 from fedseal.attacks.learned.kernel import KernelDecoder, fit_kernel
-from fedseal.attacks.learned.library import State, identity_of, kept
+from fedseal.attacks.learned.library import State, kept, lesson_identity
 from fedseal.attacks.learned.pairs import Stage, check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch
 from fedseal.attacks.reading import image_count
@@ -46,8 +46,6 @@ class LearnedAttack(Attack):
         features: numbers an update is sketched to, at most.
         seed: of what is drawn in learning; targets have no part in it.
     """
-
-    needs = frozenset({"batch_size", "auxiliary", "rehearse"})
 
     def __init__(self, features: int = 16384, seed: int = 0) -> None:
         if features < _FEWEST_FEATURES:
@@ -96,7 +94,7 @@ class LearnedAttack(Attack):
 
     def _decoder(self, stage: Stage, classes: int) -> KernelDecoder:
         options = {"attack": "learned", "features": self._features, "seed": self._seed, "images": stage.count}
-        identity = identity_of(stage.model, stage.public, stage.rehearse, options)
+        identity = lesson_identity(stage.model, stage.public, stage.rehearse, options)
 
         def learn() -> State:
             learned_from, held_back = stage.split()

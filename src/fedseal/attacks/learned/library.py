@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedseal._version import VERSION
 from fedseal.core.batch import Batch
 from fedseal.core.files import write_atomically
-from fedseal.core.hashing import hash_json, hash_tensors
+from fedseal.core.identity import classes_in, identity_of
 from fedseal.core.knowledge import Rehearse
+from fedseal.core.sources import code_digest
 from fedseal.data.places import cache_directory
 from fedseal.federation.tensor_file import read_tensors
 
@@ -29,19 +29,17 @@ _IN_MEMORY = 2
 _recent: OrderedDict[str, State] = OrderedDict()
 
 
-def identity_of(model: nn.Module, public: Batch, rehearse: Rehearse, options: Mapping[str, object]) -> str:
+def lesson_identity(model: nn.Module, public: Batch, rehearse: Rehearse, options: Mapping[str, object]) -> str:
     """Return the hash of all that determines what is learned."""
-    return hash_json(
-        {
-            "model": hash_tensors(model.state_dict()),
-            "architecture": str(model),
-            "public": hash_tensors({"images": public.images, "labels": public.labels}),
-            "rehearsal": rehearse.identity,
-            "options": dict(options),
-            "fedseal": VERSION,
-            "torch": torch.__version__,
-            "device": public.images.device.type,
-        }
+    return identity_of(
+        model=model,
+        model_code=code_digest(classes_in(model)),
+        public={"images": public.images, "labels": public.labels},
+        rehearsal=rehearse.identity,
+        options=options,
+        torch=torch.__version__,
+        device=public.images.device.type,
+        code=code_digest(["fedseal.attacks.learned.attack", "fedseal.attacks.retrieval"]),
     )
 
 

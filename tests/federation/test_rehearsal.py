@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedseal.audit.rehearsal import Rehearsal
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round, set_mode
+from fedseal.federation.rehearsal import Rehearsal
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
-from fedseal.audit.exchange import TargetStreams, target_cohort
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
-from fedseal.core.hashing import hash_json
+from fedseal.core.identity import classes_in, identity_of
+from fedseal.core.seeds import generator
+from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import RoundConfig, set_mode
-from fedseal.federation.cohort import Answer, Assignment, Held, Strategy, held_by, joined
+from fedseal.federation.cohort import Answer, Assignment, Cohort, Held, Strategy, held_by, joined
 from fedseal.federation.cohort.one_by_one import InTurn
 from fedseal.federation.cohort.vectorised import can_vectorise, train_together
 
@@ -50,7 +51,12 @@ class Rehearsal:
     @property
     def identity(self) -> str:
         """The hash of what determines the updates beside model, batches and seed."""
-        return hash_json({"config": asdict(self.config), "shape": asdict(self.shape), "defence": self.defence})
+        return identity_of(
+            config=self.config,
+            shape=self.shape,
+            defence=self._template,
+            code=code_digest([__name__, *classes_in(self._template)]),
+        )
 
     def plain(self) -> Rehearsal:
         """Return the rehearsal of an attacker who does not know the defence."""
@@ -91,6 +97,23 @@ class Rehearsal:
     @cached_property
     def _template(self) -> Defence:
         return self.fresh()
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """The randomness of one rehearsed round's clients."""
+
+    seed: int
+    number: int
+
+    def prepare(self, client: int) -> torch.Generator:
+        return generator(self.seed, "rehearsal", self.number, "prepare", client)
+
+    def round(self, client: int, number: int) -> torch.Generator:
+        return generator(self.seed, "rehearsal", self.number, "round", number, client)
+
+    def turns(self, number: int) -> torch.Generator:
+        return generator(self.seed, "rehearsal", self.number, "turns", number)
 
 
 class _Stage:
@@ -152,7 +175,7 @@ class _Stage:
         """Yield what every client of every round does, each with a defence of its own."""
         steps = self._shape.local_steps
         for number, batches in enumerate(rounds):
-            streams = TargetStreams(self._seed, ("rehearsal", first + number))
+            streams = _Streams(self._seed, first + number)
             for client in range(self._shape.clients):
                 defence, own = copy.deepcopy(self._template), batches[client * steps : (client + 1) * steps]
                 if defence.uses("prepare"):
@@ -165,8 +188,10 @@ class _Stage:
 
     def _play_one(self, batches: Sequence[Batch], number: int) -> Tensors:
         """Return what the server sees of one round of clients that talk to each other."""
-        streams = TargetStreams(self._seed, ("rehearsal", number))
-        cohort = target_cohort(batches, self._config, copy.deepcopy(self._template), streams)
+        steps, name = self._shape.local_steps, self._template.name
+        parts = [batches[start : start + steps] for start in range(0, len(batches), steps)]
+        clients = [held_by(f"client-{place}", part, self._config, name) for place, part in enumerate(parts)]
+        cohort = Cohort(clients, self._template, _Streams(self._seed, number), strict=True)
         seen = cohort.play([self._model], 0, shown=range(len(cohort)), statistics=False).seen
         assert seen is not None  # a strict cohort raises what is wrong with an answer
         return seen.tensors
