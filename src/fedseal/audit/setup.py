@@ -19,14 +19,14 @@ from fedseal.core.devices import find_device
 from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
-from fedseal.core.observation import Observation
+from fedseal.core.observation import Observation, UpdateKind
 from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.cohort import federated_model, joined
-from fedseal.federation.rehearsal import Rehearsal
+from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
 
@@ -128,7 +128,7 @@ class Setup:
         self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ) -> Knowledge:
         client, attacker = self.scenario.client, self.scenario.attacker
-        return Knowledge(
+        knowledge = Knowledge(
             input_shape=self.private.shape,
             num_classes=len(self.private.classes),
             loss_reduction=attacker.loss_reduction or client.loss_reduction,
@@ -142,21 +142,11 @@ class Setup:
             learning_rate=client.learning_rate if attacker.learning_rate else None,
             normalisation=self.config.normalisation if attacker.normalisation else None,
             auxiliary=self.public if attacker.public_data else None,
-            rehearse=self._rehearsal(shape),
         )
+        return replace(knowledge, rehearse=rehearsal_of(knowledge, self._kind(shape), train_mode=client.train_mode))
 
-    def _rehearsal(self, shape: RoundShape) -> Rehearsal | None:
-        """Return how the attacker plays clients, by what it is granted; None if that says too little."""
-        attacker = self.scenario.attacker
-        if not attacker.batch_size or (shape.local_steps > 1 and not (attacker.local_steps and attacker.learning_rate)):
-            return None
-        known = replace(
-            self.config,
-            local_steps=shape.local_steps,
-            loss_reduction=attacker.loss_reduction or self.config.loss_reduction,
-            normalisation=self.config.normalisation if attacker.normalisation else IDENTITY,
-        )
-        return Rehearsal(known, shape)
+    def _kind(self, shape: RoundShape) -> UpdateKind:
+        return replace(self.config, local_steps=shape.local_steps).kind
 
 
 def make_aware(observation: Observation, defence: Defence, spec: str | None = None) -> Observation:

@@ -15,10 +15,12 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from fedseal.core.batch import Batch
+from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.identity import classes_in, identity_of
+from fedseal.core.knowledge import Knowledge
+from fedseal.core.observation import UpdateKind
 from fedseal.core.seeds import generator
 from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
@@ -97,6 +99,37 @@ class Rehearsal:
     @cached_property
     def _template(self) -> Defence:
         return self.fresh()
+
+
+def rehearsal_of(
+    knowledge: Knowledge,
+    kind: UpdateKind,
+    *,
+    train_mode: bool = False,
+    fresh: Callable[[], Defence] = Defence,
+    defence: str = "none",
+) -> Rehearsal | None:
+    """Return how an attacker with this knowledge plays clients; None if it says too little.
+
+    Args:
+        knowledge: what the attacker is granted.
+        kind: of the updates.
+        train_mode: whether dropout and the like are active at the clients.
+        fresh, defence: see `Rehearsal`.
+    """
+    size, steps, rate = knowledge.batch_size, knowledge.local_steps, knowledge.learning_rate
+    if size is None or (kind == "delta" and (steps is None or rate is None)):
+        return None
+    config = RoundConfig(
+        local_steps=steps or 1,
+        learning_rate=rate or RoundConfig.learning_rate,
+        bn_mode=knowledge.bn_mode,
+        train_mode=train_mode,
+        loss_reduction=knowledge.loss_reduction,
+        normalisation=knowledge.normalisation or IDENTITY,
+        upload=kind,
+    )
+    return Rehearsal(config, RoundShape(size, steps or 1, knowledge.clients or 1), fresh, defence)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ An attack is tried on its home ground: a small model, data and budget it is made
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,6 +26,7 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import generator
 from fedseal.federation.client import RoundConfig, client_round, set_mode
+from fedseal.federation.rehearsal import rehearsal_of
 from fedseal.models.registry import build_model
 from fedseal.testing.checks import Check, run_checks
 
@@ -85,8 +86,9 @@ class AttackCase:
             local_steps=1,
             learning_rate=RoundConfig().learning_rate,
             normalisation=RoundConfig().normalisation,
-            auxiliary=_batch(home, -1, 32),
+            auxiliary=_batch(home, -1, 64),
         )
+        knowledge = replace(knowledge, rehearse=rehearsal_of(knowledge, "gradient"))
 
         def ask(models: Sequence[nn.Module]) -> Observation:
             (model,) = models

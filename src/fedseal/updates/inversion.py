@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,6 +21,7 @@ from fedseal.core.registry import parse_spec
 from fedseal.core.tensors import Tensors
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.rehearsal import rehearsal_of
 from fedseal.models.registry import output_size
 
 Gradient: TypeAlias = Mapping[str, Any] | Iterable[Any]
@@ -91,25 +94,26 @@ def invert(
     given = _labels(labels, classes)
     per_step = _batch_size(batch_size, given, local_steps)
     like = next(model.parameters())
-    observation = Observation(
-        model,
-        Update(_tensors(gradient, model), kind),
-        Knowledge(
-            input_shape=shape,
-            num_classes=classes,
-            loss_reduction=loss_reduction,
-            bn_mode=_bn_mode(model),
-            label_rule="true" if given is not None else labels if isinstance(labels, str) else "identity",
-            batch_size=per_step,
-            labels=given,
-            clients=1,
-            local_steps=local_steps,
-            learning_rate=learning_rate,
-            normalisation=_normalisation(normalisation),
-            auxiliary=None if public is None else _public(public, shape).to(like.device, like.dtype),
-            defence=None if defence is None else build_defence(defence).attacker_view(),
-        ),
+    knowledge = Knowledge(
+        input_shape=shape,
+        num_classes=classes,
+        loss_reduction=loss_reduction,
+        bn_mode=_bn_mode(model),
+        label_rule="true" if given is not None else labels if isinstance(labels, str) else "identity",
+        batch_size=per_step,
+        labels=given,
+        clients=1,
+        local_steps=local_steps,
+        learning_rate=learning_rate,
+        normalisation=_normalisation(normalisation),
+        auxiliary=None if public is None else _public(public, shape).to(like.device, like.dtype),
+        defence=None if defence is None else build_defence(defence).attacker_view(),
     )
+    spec = defence or "none"
+    rehearse = rehearsal_of(
+        knowledge, kind, train_mode=model.training, fresh=partial(build_defence, spec), defence=spec
+    )
+    observation = Observation(model, Update(_tensors(gradient, model), kind), replace(knowledge, rehearse=rehearse))
     chosen = build_attack(attack)
     chosen.check(observation)
     return chosen.run(observation, Budget(iterations, restarts), seed, listener)
