@@ -115,8 +115,8 @@ def test_linear_maps_equal_their_definition() -> None:
         x = torch.rand(2, 3, *stage.input_shape, dtype=torch.float64)
         y = torch.rand(2, 3, *stage.output_shape, dtype=torch.float64)
         own = torch.rand(2, stage.weight.numel(), dtype=torch.float64)
-        assert torch.allclose(linear.push(x)[1], stage.apply(x[1]))
-        assert torch.allclose(linear.pull(y)[1], stage.apply_transposed(y[1]))
+        assert torch.allclose(linear.push(linear.columns(x))[1], stage.apply(x[1]))
+        assert torch.allclose(linear.pull(linear.windows(y))[1], stage.apply_transposed(y[1]))
         assert torch.allclose(
             (linear.push_each(linear.columns(x), own) * y).sum((1, 2) if y.dim() == 3 else (1, 2, 3, 4)),
             (linear.weight_gradient(y, linear.columns(x)) * own).sum(1),
@@ -125,7 +125,7 @@ def test_linear_maps_equal_their_definition() -> None:
         pushed = linear.push_each(linear.columns(x), own)
         assert torch.allclose((pulled * x).flatten(1).sum(1), (pushed * y).flatten(1).sum(1))
         shared = stage.weight.reshape(1, -1).expand(2, -1)
-        assert torch.allclose(linear.push_each(linear.columns(x), shared), linear.push(x))
+        assert torch.allclose(linear.push_each(linear.columns(x), shared), linear.push(linear.columns(x)))
 
 
 def test_small_chains_are_written_out_and_others_are_not(observe: Callable) -> None:

@@ -119,14 +119,14 @@ class Chained:
         for stage, linear in zip(self._stages, self._maps, strict=True):
             h = h.reshape(*h.shape[:2], *stage.input_shape)
             columns.append(linear.columns(h))
-            h = stage.activation.forward(stage.biased(linear.push(h)))
+            h = stage.activation.forward(stage.biased(linear.push(columns[-1])))
             outputs.append(h)
             slopes.append(stage.activation.slope(h))
         probabilities = h.softmax(-1)
         k = [(probabilities * target.sum(-1, keepdim=True) - target) * self._problem.sample_weight]
         windows, pulled = [self._maps[-1].windows(k[0])], [k[0]]
         for index in range(len(self._stages) - 1, 0, -1):
-            back = self._maps[index].pull(k[0]).reshape(outputs[index - 1].shape)
+            back = self._maps[index].pull(windows[0]).reshape(outputs[index - 1].shape)
             k.insert(0, back * slopes[index - 1])
             windows.insert(0, self._maps[index - 1].windows(k[0]))
             pulled.insert(0, back)
@@ -171,7 +171,7 @@ class Chained:
         z_bar = p * (top - mean) * target.sum(-1, keepdim=True) * share
         for index in range(len(self._stages) - 1, -1, -1):
             linear, way = self._maps[index], ways[index]
-            h_bar = linear.pull(z_bar)
+            h_bar = linear.pull(linear.windows(z_bar))
             if way is not None:
                 h_bar = h_bar + linear.pull_each(done.windows[index], way)
             if index == 0:
@@ -195,7 +195,7 @@ class Chained:
                 tangent = linear.push_each(done.columns[index], way)
             if moved is not None:
                 inputs = moved.reshape(*moved.shape[:2], *stage.input_shape)
-                tangent = tangent + linear.push(inputs)
+                tangent = tangent + linear.push(linear.columns(inputs))
             if shift is not None:
                 tangent = tangent + shift.view(len(shift), 1, -1, *([1] * (tangent.dim() - 3)))
             tangents.append(tangent)

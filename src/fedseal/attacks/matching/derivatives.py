@@ -3,14 +3,14 @@
 `Chained` (its own module) serves small networks that are plain chains, and is exact and fastest there.
 
 The gradient of a matching distance needs d/dz <grad_w L(w, z), v>, a second-order product. `Exact` differentiates
-twice, all lanes in one `torch.func.vmap`: best for small networks, where overhead dominates. `FiniteDifference` uses
-that the product is the derivative of grad_z L along v in weight space, (grad_z L(w + h v) - grad_z L(w)) / h: only
-first-order passes, about twice as fast on convolutional networks. Kinks are frozen meanwhile.
+twice. `FiniteDifference` uses that the product is the derivative of grad_z L along v in weight space, (grad_z L(w + h
+v) - grad_z L(w)) / h: only first-order passes, about twice as fast on convolutional networks. Kinks are frozen
+meanwhile. On the CPU both take lane by lane, so that a lane's bits do not depend on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -31,10 +31,11 @@ _MANY_MACS = 8_000_000
 _MANY_PARAMETERS = 200_000
 _AGREEMENT = 0.999
 _LANE_BYTES = 1 << 30
+_CACHE_LINE = 64
 
 
 class Exact:
-    """Double backward, vectorised over lanes.
+    """Double backward: lane by lane on the CPU, all lanes in one `torch.func.vmap` elsewhere.
 
     Args:
         problem: what to evaluate.
@@ -45,32 +46,55 @@ class Exact:
         self._one = grad_and_value(problem.value, has_aux=True)
 
     def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        """Evaluate all lanes."""
+        if z.device.type == "cpu":
+            return _lane_by_lane(self._single, z, lanes, weight, selections)
+        return self.vectorised(z, lanes, weight, selections)
+
+    def vectorised(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
         """Evaluate all lanes at once, in as few chunks as memory allows."""
         fixed = None if selections is None or selections.shape[1] == 0 else selections
-        if len(z) == 1 and self._problem.unroll is None:
-            return self._single(z, lanes, weight, fixed)
         in_dims = (0, 0, None if lanes.labels is None else 0, None, None if fixed is None else 0)
         chunk = max(1, _LANE_BYTES // (64 * self._problem.layout.total + 256 * self._problem.size))
         run = vmap(self._one, in_dims=in_dims, chunk_size=chunk if chunk < len(z) else None)
         gradients, (values, chosen) = run(z, lanes.observed, lanes.labels, weight, fixed)
         return Evaluation(values.detach(), gradients.detach(), chosen.detach())
 
-    def _single(self, z: Tensor, lanes: Lanes, weight: float, selections: Tensor | None) -> Evaluation:
+    def _single(
+        self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate one lane by plain autograd, which costs less per operation than the transforms do."""
-        problem = self._problem
-        variable = z[0].detach().requires_grad_()
-        parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
-        labels = None if lanes.labels is None else lanes.labels[0]
-        loss, (captured, inputs) = problem.loss(parameters, variable, labels)
-        dummy = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, materialize_grads=True)
-        flat = torch.cat([g.reshape(-1) for g in dummy])
-        distance, chosen = problem.distance(flat, lanes.observed[0], None if selections is None else selections[0])
-        total = distance * weight
-        if problem.has_prior:
-            total = total + problem.prior(inputs, captured)
-        (gradient,) = torch.autograd.grad(total, variable)
-        selection = flat.new_zeros(0) if chosen is None else chosen
-        return Evaluation(total.detach()[None], gradient[None], selection.detach()[None])
+        z.requires_grad_()
+        total, chosen = self._problem.value(z, observed, labels, weight, selection, plain=True)
+        (gradient,) = torch.autograd.grad(total, z)
+        return total.detach(), gradient, chosen.detach()
+
+
+def _lane_by_lane(
+    evaluate: Callable[[Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor, Tensor]],
+    z: Tensor,
+    lanes: Lanes,
+    weight: float,
+    selections: Tensor | None,
+) -> Evaluation:
+    """Evaluate the lanes in turn, each in memory of its own: where a vector lies decides a product's last bits."""
+    results = [
+        evaluate(
+            z[lane].detach().clone(),
+            _aligned(lanes.observed[lane]),
+            None if lanes.labels is None else lanes.labels[lane],
+            weight,
+            None if selections is None or selections.shape[1] == 0 else selections[lane],
+        )
+        for lane in range(len(z))
+    ]
+    values, gradients, chosen = (torch.stack(parts) for parts in zip(*results, strict=True))
+    return Evaluation(values, gradients, chosen)
+
+
+def _aligned(vector: Tensor) -> Tensor:
+    """Return a vector at the start of a cache line, where PyTorch puts fresh ones: itself or a copy."""
+    return vector if vector.data_ptr() % _CACHE_LINE == 0 else vector.clone()
 
 
 class FiniteDifference:
@@ -92,25 +116,14 @@ class FiniteDifference:
 
     def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
         """Evaluate the lanes in turn."""
-        results = [
-            self._evaluate(
-                z[lane],
-                lanes.observed[lane],
-                None if lanes.labels is None else lanes.labels[lane],
-                weight,
-                None if selections is None or selections.shape[1] == 0 else selections[lane],
-            )
-            for lane in range(len(z))
-        ]
-        values, gradients, chosen = (torch.stack(parts) for parts in zip(*results, strict=True))
-        return Evaluation(values, gradients, chosen)
+        return _lane_by_lane(self._evaluate, z, lanes, weight, selections)
 
     def _evaluate(
         self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         problem = self._problem
         kinks = FrozenKinks()
-        z = z.detach().requires_grad_()
+        z.requires_grad_()
         parameters = {name: p.detach().requires_grad_() for name, p in problem.parameters.items()}
         with kinks:
             loss, (captured, inputs) = problem.loss(parameters, z, labels)
@@ -199,51 +212,71 @@ class _Match:
 
 
 def choose_derivatives(problem: MatchingProblem, mode: SecondOrder, z: Tensor, lanes: Lanes) -> Evaluate:
-    """Return the faster way that is right for this problem.
+    """Return the faster way that is right for this problem; on the CPU neighbours have no part in the choice.
 
-    Small chains are written out. Otherwise `auto` takes finite differences for single lanes and for networks with many
-    parameters or multiply-adds, after checking at the starting point that they agree with the exact gradient; wherever
-    they do not, double backward. A model that cannot be differentiated twice is attacked by finite differences if those
-    of two kinds agree.
+    Small chains are written out. Otherwise `auto` takes finite differences in every lane where they agree, at its
+    starting point, with the exact gradient; wherever they do not, double backward. A model that cannot be
+    differentiated twice is attacked by finite differences if those of two kinds agree.
     """
     if mode == "finite-difference":
         return FiniteDifference(problem)
-    if _is_small(problem) and (written_out := chained(problem)) is not None:
+    small = _is_small(problem)
+    if small and (written_out := chained(problem)) is not None:
         return written_out
     exact = Exact(problem)
-    first = lanes.pick(torch.zeros(1, dtype=torch.long, device=z.device))
+    only_exact = mode == "exact" or problem.unroll is not None
+    first = torch.zeros(1, dtype=torch.long, device=z.device)
     try:
-        reference: Evaluate = _Fixed(exact(z[:1], first))
+        exact(z[:1], lanes.pick(first))
     except RuntimeError as error:
-        if mode == "exact" or problem.unroll is not None:
+        if only_exact:
             raise _not_twice(error) from error
-        reference = FiniteDifference(problem, step=3e-3, central=True)
-    else:
-        if mode == "exact" or problem.unroll is not None or (len(z) > 1 and _is_small(problem)):
-            return exact
-    truth = reference(z[:1], first).gradients
-    for fast in (FiniteDifference(problem), FiniteDifference(problem, step=1e-3, central=True)):
-        if float(torch.cosine_similarity(truth, fast(z[:1], first).gradients)) > _AGREEMENT:
-            return fast
-    if isinstance(reference, FiniteDifference):
-        raise _not_twice(RuntimeError("its finite differences do not agree either"))
-    return exact
+        return _fastest_of_each_lane(problem, FiniteDifference(problem, step=3e-3, central=True), None, z, lanes)
+    if only_exact or (small and len(z) > 1 and z.device.type != "cpu"):
+        return exact
+    return _fastest_of_each_lane(problem, exact, exact, z, lanes)
+
+
+def _fastest_of_each_lane(
+    problem: MatchingProblem, reference: Evaluate, otherwise: Evaluate | None, z: Tensor, lanes: Lanes
+) -> Evaluate:
+    """Return the finite differences that agree with the reference at z [L, D], for each lane the faster; or else."""
+    ways = (FiniteDifference(problem), FiniteDifference(problem, step=1e-3, central=True))
+    chosen: list[Evaluate] = []
+    for lane in torch.split(torch.arange(len(z), device=z.device), 1):
+        own = lanes.pick(lane)
+        truth = reference(z[lane], own).gradients
+        agree = (way for way in ways if float(torch.cosine_similarity(truth, way(z[lane], own).gradients)) > _AGREEMENT)
+        way = next(agree, otherwise)
+        if way is None:
+            raise _not_twice(RuntimeError("its finite differences do not agree either"))
+        chosen.append(way)
+    return chosen[0] if all(way is chosen[0] for way in chosen) else _EachItsOwn(chosen)
+
+
+class _EachItsOwn:
+    """Evaluates every lane in the way chosen for it."""
+
+    def __init__(self, ways: Sequence[Evaluate]) -> None:
+        self._ways = ways
+
+    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
+        places = torch.split(torch.arange(len(z), device=z.device), 1)
+        parts = [
+            self._ways[number](z[place], lanes.pick(place), weight, None if selections is None else selections[place])
+            for number, place in zip(lanes.numbers.tolist(), places, strict=True)
+        ]
+        return Evaluation(
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.gradients for part in parts]),
+            torch.cat([part.selections for part in parts]),
+        )
 
 
 def _is_small(problem: MatchingProblem) -> bool:
     """Return whether overhead dominates, so that lanes are better run together than each in fewer passes."""
     few = problem.layout.total < _MANY_PARAMETERS
     return few and multiply_adds(problem.model, problem.parameterisation.shape) < _MANY_MACS
-
-
-class _Fixed:
-    """An evaluation that is already known."""
-
-    def __init__(self, evaluation: Evaluation) -> None:
-        self._evaluation = evaluation
-
-    def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
-        return self._evaluation
 
 
 def _not_twice(error: RuntimeError) -> CapabilityError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -155,12 +156,19 @@ class MatchingProblem:
         captured = nothing_captured() if self._hooks is None else self._hooks.latest
         return loss, (captured, inputs)
 
-    def update(self, z: Tensor, labels: Tensor | None) -> tuple[Tensor, Captured, Tensor]:
-        """Return the dummy update in gradient units [N], inner values and inputs; differentiable in z (exactly)."""
+    def update(self, z: Tensor, labels: Tensor | None, *, plain: bool = False) -> tuple[Tensor, Captured, Tensor]:
+        """Return the dummy update in gradient units [N], inner values and inputs; differentiable in z (exactly).
+
+        Args:
+            z: of one lane.
+            labels: [B], or None if z holds them.
+            plain: by ordinary autograd, cheaper for one lane than the transforms that `vmap` can vectorise.
+        """
+        differentiate = _plain_gradient if plain else grad
         if self.unroll is None:
-            gradient, (captured, inputs) = grad(self.loss, has_aux=True)(self.parameters, z, labels)
+            gradient, (captured, inputs) = differentiate(self.loss, has_aux=True)(self.parameters, z, labels)
             return flatten(gradient), captured, inputs
-        return self._unrolled(self.unroll, z, labels)
+        return self._unrolled(self.unroll, z, labels, differentiate)
 
     def distance(
         self, dummy: Tensor, observed: Tensor, selection: Tensor | None = None
@@ -201,10 +209,16 @@ class MatchingProblem:
         return not self.priors.are_absent or (self._view is not None and self._view.image_prior is not None)
 
     def value(
-        self, z: Tensor, observed: Tensor, labels: Tensor | None, weight: float, selection: Tensor | None
+        self,
+        z: Tensor,
+        observed: Tensor,
+        labels: Tensor | None,
+        weight: float,
+        selection: Tensor | None,
+        plain: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return weight x distance + priors of one lane, and the selection (empty when all is compared)."""
-        dummy, captured, inputs = self.update(z, labels)
+        dummy, captured, inputs = self.update(z, labels, plain=plain)
         distance, chosen = self.distance(dummy, observed, selection)
         total = distance * weight
         if self.has_prior:
@@ -215,14 +229,16 @@ class MatchingProblem:
         logits = functional_call(self.model, dict(parameters), (inputs,))
         return classification_loss(logits, target, self._reduction)
 
-    def _unrolled(self, unroll: Unroll, z: Tensor, labels: Tensor | None) -> tuple[Tensor, Captured, Tensor]:
+    def _unrolled(
+        self, unroll: Unroll, z: Tensor, labels: Tensor | None, differentiate: Callable[..., Any]
+    ) -> tuple[Tensor, Captured, Tensor]:
         """Simulate SGD steps with the graph kept (Inverting Gradients, federated averaging)."""
         inputs = self.inputs(z)
         targets = self.label_logits(z).softmax(1) if labels is None else labels
         weights: Tensors = self.parameters
         captured = nothing_captured()
         for part, target in zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True):
-            step = grad(self._loss_on)(weights, part, target)
+            step = differentiate(self._loss_on)(weights, part, target)
             captured = captured if self._hooks is None else self._hooks.latest
             weights = {name: value - unroll.learning_rate * step[name] for name, value in weights.items()}
         change = {name: (weights[name] - value) / self._scale for name, value in self.parameters.items()}
@@ -240,3 +256,17 @@ class MatchingProblem:
         seen = unflatten(observed * self._scale, self.parameters)
         update = unflatten(dummy * self._scale, self.parameters)
         return flatten(self._view.simulate(update, seen)) / self._scale
+
+
+def _plain_gradient(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Return the gradient of a function in its first argument, by ordinary autograd; as `torch.func.grad`."""
+
+    def differentiate(parameters: Tensors, *rest: Tensor | None) -> Any:
+        leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
+        result = function(leaves, *rest)
+        value = result[0] if has_aux else result
+        found = torch.autograd.grad(value, list(leaves.values()), create_graph=True, materialize_grads=True)
+        gradient = dict(zip(leaves, found, strict=True))
+        return (gradient, result[1]) if has_aux else gradient
+
+    return differentiate

@@ -2,7 +2,8 @@
 
 Matching attacks need, besides W x and W^T y, these with a direction in weight space instead of W, another in every
 lane. As matrix products over gathered columns both run at the speed of the processor; the general way, convolutions
-with as many groups as lanes, does not. Lanes come first: x is [L, B, ...] for B images in each of L lanes.
+with as many groups as lanes, does not. Lanes come first: x is [L, B, ...] for B images in each of L lanes. No product
+spans lanes, so that a lane's bits do not depend on its neighbours (see `products`); nothing here is differentiable.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedseal.models.chains.products import products
 from fedseal.models.chains.stages import Link
 
 
@@ -26,11 +28,11 @@ class LinearMap(Protocol):
     def windows(self, y: Tensor) -> Tensor:
         """Prepare outputs [L, B, *output_shape]."""
 
-    def push(self, x: Tensor) -> Tensor:
-        """Return W x: [L, B, *output_shape]."""
+    def push(self, columns: Tensor) -> Tensor:
+        """Return W x: [L, B, *output_shape], x prepared as columns."""
 
-    def pull(self, y: Tensor) -> Tensor:
-        """Return W^T y: [L, B, *input_shape]."""
+    def pull(self, windows: Tensor) -> Tensor:
+        """Return W^T y: [L, B, *input_shape], y prepared as windows."""
 
     def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
         """Return W x with each lane's own flat weights [L, |W|], x prepared as columns."""
@@ -55,7 +57,7 @@ class DenseMap:
     """
 
     def __init__(self, stage: Link) -> None:
-        self._weight = stage.weight
+        self._weight = stage.weight.clone()
         self._input_shape = stage.input_shape
 
     def columns(self, x: Tensor) -> Tensor:
@@ -66,25 +68,25 @@ class DenseMap:
         """Return y itself, [L, B, O]."""
         return y
 
-    def push(self, x: Tensor) -> Tensor:
+    def push(self, columns: Tensor) -> Tensor:
         """Return x W^T."""
-        return x.flatten(2) @ self._weight.T
+        return products(columns, self._weight.T)
 
-    def pull(self, y: Tensor) -> Tensor:
+    def pull(self, windows: Tensor) -> Tensor:
         """Return y W."""
-        return (y @ self._weight).view(*y.shape[:2], *self._input_shape)
+        return products(windows, self._weight).view(*windows.shape[:2], *self._input_shape)
 
     def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
         """Return x W^T, lane by lane."""
-        return columns @ self._of_lanes(weights).transpose(1, 2)
+        return products(columns, self._of_lanes(weights).mT)
 
     def pull_each(self, windows: Tensor, weights: Tensor) -> Tensor:
         """Return y W, lane by lane."""
-        return (windows @ self._of_lanes(weights)).view(*windows.shape[:2], *self._input_shape)
+        return products(windows, self._of_lanes(weights)).view(*windows.shape[:2], *self._input_shape)
 
     def weight_gradient(self, y: Tensor, columns: Tensor) -> Tensor:
         """Return the sum of outer products."""
-        return (y.transpose(1, 2) @ columns).flatten(1)
+        return products(y.mT, columns).flatten(1)
 
     def _of_lanes(self, weights: Tensor) -> Tensor:
         return weights.view(len(weights), *self._weight.shape)
@@ -104,8 +106,7 @@ class ConvolutionMap:
         outputs, channels, *kernel = stage.weight.shape
         sizes = list(stage.input_shape[1:])
         self._shape, self._made = stage.input_shape, stage.output_shape
-        self._kernel = stage.weight
-        self._stride = stage.stride
+        self._kernel = stage.weight.flatten(1).clone()
         axes = [_Axis(*values) for values in zip(sizes, kernel, stage.stride, stage.padding, strict=True)]
         rows, columns = axes
         self._padding = (columns.padding, columns.padding, rows.padding, rows.padding)
@@ -116,8 +117,7 @@ class ConvolutionMap:
         taps = _pairs(rows.tap_index, columns.tap_index, columns.kernel)
         self._kernel_index = _kernel_index(taps, outputs, channels, math.prod(kernel)).to(stage.weight.device)
         self._rows = channels * rows.stride * columns.stride
-        window = (len(rows.window_index), len(columns.window_index))
-        self._pulling = self._rearranged(stage.weight.reshape(1, -1)).view(self._rows, outputs, *window)
+        self._pulling = self._rearranged(stage.weight.reshape(1, -1))[0]
         self._column_index = self._column_index.to(stage.weight.device)
         self._window_index = self._window_index.to(stage.weight.device)
 
@@ -129,24 +129,25 @@ class ConvolutionMap:
         """Gather the outputs around every tile of input pixels: [L, B, O d e, tiles]."""
         return self._gathered(y, self._margins, self._window_index, self._pulling[0].numel())
 
-    def push(self, x: Tensor) -> Tensor:
+    def push(self, columns: Tensor) -> Tensor:
         """Return the convolution."""
-        made = F.conv2d(x.flatten(0, 1), self._kernel, None, self._stride, self._padding[::2][::-1])
-        return made.view(*x.shape[:2], *self._made)
+        made = products(self._kernel, columns.flatten(0, 1))
+        return made.view(*columns.shape[:2], *self._made)
 
-    def pull(self, y: Tensor) -> Tensor:
+    def pull(self, windows: Tensor) -> Tensor:
         """Return the transposed convolution."""
-        tiles = F.conv2d(F.pad(y.flatten(0, 1), self._margins), self._pulling)
-        return self._untiled(tiles, *y.shape[:2])
+        return self._untiled(products(self._pulling, windows.flatten(0, 1)), *windows.shape[:2])
 
     def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
         """Return the convolution, lane by lane."""
-        kernels = weights.view(len(weights), 1, len(self._kernel), -1)
-        return (kernels @ columns).view(*columns.shape[:2], *self._made)
+        kernels = weights.view(len(weights), len(self._kernel), -1)
+        made = products(_for_each(kernels, columns.shape[1]), columns.flatten(0, 1))
+        return made.view(*columns.shape[:2], *self._made)
 
     def pull_each(self, windows: Tensor, weights: Tensor) -> Tensor:
         """Return the transposed convolution, lane by lane."""
-        return self._untiled(self._rearranged(weights).unsqueeze(1) @ windows, *windows.shape[:2])
+        kernels = _for_each(self._rearranged(weights), windows.shape[1])
+        return self._untiled(products(kernels, windows.flatten(0, 1)), *windows.shape[:2])
 
     def _untiled(self, tiles: Tensor, lanes: int, batch: int) -> Tensor:
         """Put pixels [..., I r s, tiles] back to their places: [L, B, I, H, W]."""
@@ -162,8 +163,9 @@ class ConvolutionMap:
 
     def weight_gradient(self, y: Tensor, columns: Tensor) -> Tensor:
         """Return the correlation of y with the inputs."""
-        gradient = y.flatten(3) @ columns.transpose(2, 3)
-        return (gradient[:, 0] if gradient.shape[1] == 1 else gradient.sum(1)).flatten(1)
+        lanes, batch = y.shape[:2]
+        each = products(y.flatten(0, 1).flatten(2), columns.flatten(0, 1).mT)
+        return each.flatten(1) if batch == 1 else each.reshape(lanes, batch, -1).sum(1)
 
     def _gathered(self, x: Tensor, padding: tuple[int, ...], index: Tensor, rows: int) -> Tensor:
         lanes, batch = x.shape[:2]
@@ -191,6 +193,11 @@ class _Axis:
         self.window_index = offsets[:, None] + self.margins[0] + torch.arange(self.tiles)
         taps = torch.arange(stride)[:, None] + padding - stride * offsets
         self.tap_index = taps.where((taps >= 0) & (taps < kernel), torch.tensor(-1))
+
+
+def _for_each(matrices: Tensor, batch: int) -> Tensor:
+    """Return each lane's matrix [L, p, q] for each of its images: [L B, p, q]."""
+    return matrices if batch == 1 else matrices.repeat_interleave(batch, 0)
 
 
 def _outer(rows: Tensor, columns: Tensor, width: int) -> Tensor:
