@@ -123,7 +123,7 @@ def test_a_run_says_what_it_found_and_is_read_back_the_same(tmp_path: Path):
     assert pictures is not None
     assert pictures.shape == (len(first.top[0]), 1, 8, 8)
     assert set(first.ranks) == {"correlation", "mse", "ssim"}
-    assert first.line_up == (139,)  # 200 images, 60 public, two targets of one: all others are strangers
+    assert first.line_up == (106,)  # 140 private images, a quarter kept for targets, the others strangers; and itself
     assert first.label_chance is not None
     assert 0.5 <= first.label_chance <= 0.6
 
@@ -181,6 +181,16 @@ def test_a_larger_plan_runs_only_what_is_new(tmp_path: Path):
         f"started {title}, known",
     }
     assert [record for record in more.records if record.defence == "none"] == list(first.records)
+
+
+def test_more_targets_run_only_those_that_are_new_and_find_what_one_run_of_all_finds(tmp_path: Path):
+    options: dict[str, Any] = {"attacks": ["gradinversion:iterations=3,restarts=2", "idlg:iterations=3"]}
+    run_audit([scenario(targets=1, **options)], tmp_path / "grown")
+    watcher = Recording()
+    grown = run_audit([scenario(targets=3, **options)], tmp_path / "grown", watcher=watcher)
+    assert watcher.stored == [(6, 2)]
+    assert sum(text.startswith("finished") for text in watcher.told) == 2  # `finished` counts the two new targets
+    assert numbers(grown) == numbers(run_audit([scenario(targets=3, **options)], tmp_path / "at-once"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -85,12 +85,8 @@ def run_audit(
         watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
         for finding in (finding for found in findings.values() for finding in found):
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
-        tasks = [
-            (index, job)
-            for index, jobs in enumerate(plans)
-            for job in jobs
-            if any(trial.key not in stored for trial in job.trials)
-        ]
+        left = [(index, job.without(stored)) for index, jobs in enumerate(plans) for job in jobs]
+        tasks = [(index, job) for index, job in left if job.trials]
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
         make_work = partial(_make_work, tuple(scenarios), weights, root, device)

@@ -205,8 +205,11 @@ def _target_order(private: ImageDataset, scenario: Scenario) -> torch.Tensor:
 
 
 def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: int) -> Batch:
-    """Return images of the same source that are nobody's target."""
-    rest = _target_order(private, scenario)[targeted:]
+    """Return images of the same source that are nobody's target, the same ones however many targets there are.
+
+    They come from beyond the first quarter of the order: up to that, more targets take none of them away.
+    """
+    rest = _target_order(private, scenario)[max(targeted, len(private) // 4) :]
     return private.batch(draw_strangers(private.labels, rest, by_class=scenario.attacker.labels == "true"))
 
 
