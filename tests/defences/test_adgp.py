@@ -117,7 +117,7 @@ def test_downloads_are_counted_by_the_codec():
     assert costs[0].bytes_down < 0.55 * dense
     location = defences[0].broadcast()
     assert location is not None
-    bound = (0.4 * 32 + 0.971) / 32 * dense  # values in I, and I itself at its entropy (DEFENCES.md 9)
+    bound = (0.4 * 32 + 0.971) / 32 * dense  # values in I, and I itself at its entropy
     assert costs[1].bytes_down + message_bytes(location) == pytest.approx(bound, rel=0.1)
     assert "40 % largest" in " ".join(costs[0].remarks)
     assert "broadcast" not in " ".join(costs[1].remarks)

@@ -78,7 +78,7 @@ def test_gaussian_epsilon_is_exact_and_composed_over_rounds():
     assert defence.report().epsilon_accounted is None
     defence.on_update(zeros(), context())
     first = defence.report().epsilon_accounted
-    assert first == pytest.approx(305, abs=1)  # DEFENCES.md 1: nominal 100 is really 305
+    assert first == pytest.approx(305, abs=1)  # a nominal epsilon of 100 is really 305
     defence.on_update(zeros(), context(round_number=3))
     assert defence.report().epsilon_accounted == pytest.approx(4 / (2 * 0.048**2), rel=0.25)
     assert defence.traits.accounts_epsilon

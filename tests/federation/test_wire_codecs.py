@@ -30,7 +30,7 @@ def sparse(count: int, density: float, seed: int = 0) -> Tensor:
 
 
 def stochastic(x: Tensor, width: int, formula: int = 0) -> Tensor:
-    """Quantise as DEFENCES.md 2 says."""
+    """Quantise to sign and b - 1 bits, scaled by the largest magnitude."""
     steps, scale = 2 ** (width - 1) - 1, x.abs().max()
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
     level = (x.abs().double() / scale.double() * steps + noise).floor().clamp(max=steps).to(x.dtype)
@@ -109,7 +109,7 @@ def test_random_masks_cost_no_more_than_two_per_cent_above_the_entropy_bound(den
     ],
 )
 def test_the_table_of_bytes_per_parameter(density: float, index: float, bitmap: float, varint: float, rice: float):
-    """DEFENCES.md 9, bits per parameter, of each way by itself."""
+    """Bits per parameter of each way by itself, against the entropy's bound."""
     count = 400_000
     where = np.flatnonzero(sparse(count, density).numpy())
     gaps = (np.diff(where, prepend=-1) - 1).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""The measured grid of ATTACKS.md 4: share of labels each rule gets right, on networks at several ages.
+"""A measured grid: share of labels each rule gets right, on networks at several ages.
 
 FC-128-128 on 64-dimensional inputs. `accuracy_table` measures, `print_table` shows it: run this file to see all of it.
 """
@@ -142,7 +142,7 @@ def print_table(show: Callable[[str], None] = print) -> None:
 @pytest.mark.parametrize(
     ("case", "floors"),
     [
-        # identity: the figures of ATTACKS.md 4; others: a little below what was measured here
+        # identity: the figures measured on a toy before; others: a little below what was measured here
         (
             "init, skewed",
             {

@@ -1,9 +1,15 @@
-"""Closed-form inversion of a first linear layer (Phong et al. 2018; ATTACKS.md 9).
+"""Closed-form inversion of a first linear layer (Phong et al. 2018).
 
 For y = W x + b the gradients obey dW = db x^T, so for one image x = dW[i] / db[i] for every neuron i that fired; over
 all neurons the least-squares solution x = db^T dW / |db|^2 is exact and averages noise away. For several images a row
 is exact where its neuron fired for a single one; `rows` finds those. A defence-aware attacker leaves withheld entries
-out of the sums.
+out of the sums. Threat model: passive server.
+
+Cost: one division per neuron, nothing is optimised.
+
+Known breaks: needs a first layer that is linear on the whole image; of several images only those come out for which
+some neuron fired alone. Noise is averaged over neurons, pruning leaves fewer of them, and a convolution in front stops
+it altogether.
 """
 
 from __future__ import annotations

@@ -2,8 +2,16 @@
 
 The likelihood is the defence's own noise law, known to a defence-aware attacker; a naive one assumes Gaussian noise of
 a small scale. The prior is total variation, summed over pixels. Adam at 0.5 with exponential decay; the likelihood's
-weight grows exponentially to 1 (ATTACKS.md 5). Threat model: passive server. Departures: one pass over the nominal
+weight grows exponentially to 1. Threat model: passive server. Departures: one pass over the nominal
 schedule instead of two.
+
+Equations: with z the dummy image and s the noise's scale, minimise w(i) |g(z) - u|^2 / (2 s^2) + tv TV(z) under
+Gaussian noise, and w(i) |g(z) - u|_1 / s under Laplace's; w(i) grows to 1.
+
+Cost: one second-order pass per step and restart, as every matching attack.
+
+Known breaks: where the law of the noise is unknown or wrong it is an ordinary squared distance; noise that swamps the
+gradient leaves the prior alone. It is no better than cosine matching where nothing was added.
 """
 
 from __future__ import annotations

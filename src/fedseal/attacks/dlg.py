@@ -1,10 +1,19 @@
-"""Deep Leakage from Gradients and two descendants: match the gradient itself, without a prior (ATTACKS.md 1).
+"""Deep Leakage from Gradients and two descendants: match the gradient itself, without a prior.
 
 `dlg` (Zhu et al. 2019) optimises images and label logits together by L-BFGS on the squared distance; `idlg` (Zhao et
 al. 2020) reads the label first; `sapag` (Wang et al. 2020) replaces the distance by a Gaussian kernel that also works
 on networks with kinks. Threat model: passive server. Departures: the authors run L-BFGS without a line search, which
 diverges on many starts; ours searches along each direction, which changes how fast a minimum is reached, not which
 function is minimised. SAPAG's optimiser is not documented; Adam is ours.
+
+Equations: `dlg` minimises |g(z, softmax(l)) - u|^2 over images z and label logits l, `idlg` over z with the label read
+beforehand; `sapag` sums 1 - exp(-|g_l - u_l|^2 / s_l) over tensors, s_l the variance of the observed one.
+
+Cost: one second-order pass per evaluation; L-BFGS evaluates once or twice per step and keeps `history` vectors per
+lane.
+
+Known breaks: kinks (ReLU, max-pooling) mislead L-BFGS, large batches and trained networks have too many minima;
+clipping, noise and pruning move the minimum, since the squared distance trusts every entry.
 """
 
 from __future__ import annotations

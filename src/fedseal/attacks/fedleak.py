@@ -1,9 +1,17 @@
 """FedLeak (Fan et al., USENIX Security 2025): partial matching and gradient regularisation.
 
 `fedleak` is the paper's Algorithm 1: L1 + cosine over the largest half of the gradient, gradients blended with those a
-step ahead, total variation, an activation penalty, Adam. The paper leaves twelve points open (ATTACKS.md 14); each is
+step ahead, total variation, an activation penalty, Adam. The paper leaves twelve points open; each is
 an option here, with the resolution found there as its default. `fedleak-artifact` is what the authors released, a
 different attack: an untrained generator's weights are optimised by signed AdamW. Threat model: passive server.
+
+Equations: over the entries L with the largest magnitudes, D(z) = |g_L - u_L|_1 + 1 - cos(g_L, u_L) + tv TV(z) +
+activation sum |F(z)|; a step goes along (1 - blend) dD(z) + blend dD(z + ahead).
+
+Cost: two second-order passes per step, one here and one a step ahead; the paper's 10,000 steps are the default.
+
+Known breaks: several local steps, secure aggregation over three clients and batches far above the number of classes
+bring it to the level of the mean image; noise above the gradient's own size does too.
 """
 
 from __future__ import annotations

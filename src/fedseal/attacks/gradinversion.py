@@ -1,10 +1,18 @@
 """GradInversion (Yin et al., CVPR 2021): squared distance with image priors and several agreeing restarts.
 
 Priors: total variation, L2 norm, batch normalisation statistics (of the client's batch if the server received them,
-the running ones, or none), and group consistency between restarts by the plain mean or after registration (ATTACKS.md
-3). Adam with warm-up and cosine decay, noise on the pixels after each step. Threat model: passive server; `bn=batch`
-needs the batch statistics. Departures: weights not printed in the paper are those two independent ports agree on;
-registration is by translation only.
+the running ones, or none), and group consistency between restarts by the plain mean or after registration. Adam with
+warm-up and cosine decay, noise on the pixels after each step. Threat model: passive server; `bn=batch` needs the batch
+statistics. Departures: weights not printed in the paper are those two independent ports agree on; registration is by
+translation only.
+
+Equations: sum_l |g_l - u_l|^2 + tv TV(z) + l2 |z|^2 + bn sum_l (|mean_l(z) - mean_l| + |var_l(z) - var_l|) + group |z -
+mean of restarts|^2.
+
+Cost: one second-order pass per step and restart, all restarts at once; registration of restarts is cheap beside it.
+
+Known breaks: without the batch's own normalisation statistics its strongest prior is gone; repeated labels break the
+label rule it was published with; clipping and noise as for every squared distance.
 """
 
 from __future__ import annotations

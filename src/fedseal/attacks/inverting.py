@@ -1,9 +1,17 @@
 """Inverting Gradients (Geiping et al., NeurIPS 2020): cosine matching with a total-variation prior.
 
 Signed Adam at learning rate 0.1 that falls tenfold at 3/8, 5/8 and 7/8 of the run, inputs kept in the range of images,
-start N(0, 1) in the model's input space; weight changes are matched by unrolling the local steps (ATTACKS.md 2).
+start N(0, 1) in the model's input space; weight changes are matched by unrolling the local steps.
 Threat model: passive server. Departures: none by default; the weight of total variation differs widely between the
 authors' own settings and is an option, as is stopping early.
+
+Equations: minimise 1 - <g(z), u> / (|g(z)| |u|) + tv TV(z), one cosine over all tensors together.
+
+Cost: one second-order pass per step and restart; unrolling local steps costs as many passes as there are steps, and
+their memory.
+
+Known breaks: the angle is blind to scale, so clipping costs the attacker nothing; noise that turns the direction, large
+batches and aggregation over clients do. Pruning is no answer: an aware attacker compares sent entries only.
 """
 
 from __future__ import annotations

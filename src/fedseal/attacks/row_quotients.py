@@ -1,4 +1,4 @@
-"""Images among the row quotients of a linear layer's gradient: q_i = dW[i] / db[i] (ATTACKS.md 9).
+"""Images among the row quotients of a linear layer's gradient: q_i = dW[i] / db[i].
 
 A neuron that fired for one image alone gives that image; one that fired for several gives a mixture whose shares
 differ from neuron to neuron. So quotients on which several neurons agree are images, and come first. Whoever knows the

@@ -1,6 +1,6 @@
 """The doctor: whether a set-up can be attacked at all, and whether the numbers will mean what they seem to mean.
 
-Each check looks at one thing that made published evaluations wrong (STYLE.md, traps) and says so in words before
+Each check looks at one thing that made published evaluations wrong and says so in words before
 trials start.
 """
 

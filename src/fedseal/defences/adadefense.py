@@ -6,6 +6,12 @@ of g, and in single precision the magnitudes (`adadefense_reading`). `variant=no
 moments and the round counter are each client's own, as in the paper, where the released code shares one pair among all
 (`moments=shared`); eps is where that code has it, `eps_at` moves it to Eq. 13's or Eq. 5's place; `scale` is the
 released 1e-3, as Eq. 19 names no learning rate. The server must not multiply by the clients' learning rate again.
+
+Cost: O(N) per round and two vectors of state per client; the upload is dense and saves nothing.
+
+Known breaks: the first round is a sign with a magnitude that float32 still resolves: an aware attacker solves for |g|
+and inverts as if undefended; `dtype=bfloat16` leaves the signs. In later rounds the moments of earlier uploads can be
+followed.
 """
 
 from __future__ import annotations

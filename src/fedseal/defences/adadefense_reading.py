@@ -1,4 +1,5 @@
-"""What a server makes of AdaDefense's uploads (DEFENCES.md 10): the adaptive attacks, as an attacker's view.
+"""What a server makes of AdaDefense's uploads (docs/methods/adadefense.md): the adaptive attacks, as an attacker's
+view.
 
 Single precision, round 1: with y = |u| / u_max, u_max what an infinite gradient would send, |g| = e y / (1 - y), or
 e y / sqrt(1 - y^2) with eps in the root, where e is eps as seen by |g|: the tiny gap to u_max holds the magnitude.

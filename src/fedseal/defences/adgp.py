@@ -5,6 +5,12 @@ and sends its k largest inside I; what it withholds is fed back. All download on
 and active servers that see I; the broadcaster must be honest. k1 = 0, k = 1 is the identity. Per tensor, as in dgp. A
 client that receives no set (a single audited one, or the first of a round) is its own broadcaster, so who broadcasts
 is whom the federation lets begin. The paper leaves open what I tells of the broadcaster: the cost report says it.
+
+Cost: one selection per tensor, a residual per client, the location set once per round; uploads and downloads are
+sparse.
+
+Known breaks: the location set names the broadcaster's largest entries, and a malicious broadcaster chooses what all
+send; sent entries carry true values and are matched as they are; residuals appear in later uploads.
 """
 
 from __future__ import annotations

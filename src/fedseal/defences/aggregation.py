@@ -1,4 +1,4 @@
-"""Secure aggregation, selective encryption and cancelling noise (DEFENCES.md 13): the server learns of sums only.
+"""Secure aggregation, selective encryption and cancelling noise: the server learns of sums only.
 
 `secagg` is ideal secure aggregation (Bonawitz et al., CCS 2017): what the server sees is the mean of n clients, so the
 cryptography is not run and its time and bytes are remarks. `selective-encryption` and `cancelling-noise` follow
@@ -7,6 +7,13 @@ FedLeak, Sec. 7. Threat model: honest-but-curious server, no collusion; a malici
 and for c < 1 signs, in sight, costs the partner N floats and shows it |g|; ours is one std per tensor, of which the
 partner gets a seed and one number per tensor. Encrypted entries are -0.0 in the server's view, since positions are
 public and a zero sent in clear is knowledge too.
+
+Cost: ideal here; of real protocols the client's part grows with clients times parameters, and masked integers travel at
+four to eight bytes each.
+
+Known breaks: a malicious server: models that differ between clients (`suppression`), kernels of one's own (`loki`),
+clients it controls. Below some images per aggregate the mean itself is inverted. Noise that does not cancel, because a
+partner dropped out, stays in the model.
 """
 
 from __future__ import annotations

@@ -3,9 +3,14 @@
 A policy is up to three of 50 fixed operations, written by their numbers: `3-1-7`; a hybrid, `3-1-7+43-18-18`, draws one
 of its policies per image. `search_policies` finds them: the privacy score is the area under the layer-wise cosine of
 gradients on the way from noise to the image, the accuracy score comes from the eigenvalues of correlated input
-Jacobians of an untrained model. Threat model: passive server, after some training. Departures (DEFENCES.md 5): the
+Jacobians of an untrained model. Threat model: passive server, after some training. Departures: the
 stored probabilities are left out, as the authors' code ignores them; crop and flip are off by default, so that
 `policy=none` is the identity. Any other policy rounds images to 8 bits, as Pillow does.
+
+Cost: the transformation of each image; the search for a policy is done once, offline.
+
+Known breaks: the gradient leaks the transformed image, which early in training is as legible as the raw one; active
+servers do not care what the image is. Score against both, as audits do.
 """
 
 from __future__ import annotations

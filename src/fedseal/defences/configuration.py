@@ -1,9 +1,14 @@
-"""Configuration as a defence (FedLeak, Sec. 7; DEFENCES.md 14): more local steps, larger batches, trained weights.
+"""Configuration as a defence (FedLeak, Sec. 7): more local steps, larger batches, trained weights.
 
 None of them touches an update: `reshape` puts more data behind it, `wrap_model` sends other weights. Threat model:
 honest-but-curious server. Figures of the paper (ResNet10, Lung-Colon): 18.4 dB at one step, 14.3 at eight; 18.4 dB at
 batch 16, 16.1 at 64; trained instead of random weights take 1.9 dB at batch 32. Each is a lower bound on what the
 scenario says already, never a reduction: `steps=1` and `size=1` leave every scenario as it is and are zero strength.
+
+Cost: what more data per update costs in client time, and in accuracy for many local steps; no bytes.
+
+Known breaks: unrolled matching follows local steps, larger batches need more iterations only; active servers isolate
+single samples in any batch.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ zeroed there (momentum correction and momentum factor masking, Sec. 3.1 and 3.3)
 exponentially to its final value. Threat model: honest-but-curious server. Ratio 0 without clip is the identity, as
 masking then clears everything. Departures: an exact selection instead of a threshold from a 1 % sample; warm-up counts
 rounds, not epochs; tensors sent dense are sent like any tensor at ratio 0.
+
+Cost: one selection per tensor, momentum and velocity as state; uploads shrink to the share sent.
+
+Known breaks: sent entries hold sums of several gradients, unscaled: matching them with the local steps in mind recovers
+images where the share is not tiny. No privacy is claimed.
 """
 
 from __future__ import annotations

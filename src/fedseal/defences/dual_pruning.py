@@ -5,7 +5,13 @@ middle is sent, and what was removed is the next round's residual. Threat model:
 k1 = k2 = 0 is the identity. The paper's "layer" is a parameter tensor, and n1 = ceil(k1 n), since 5 % of a small bias
 would be nothing and leave the entry in that names the label. The literal rule starves what it withholds as largest (it
 grows and is withheld again), hence the share of coordinates unsent for long in the cost report, and the options that
-choose by the gradient alone or feed back the small entries only (DEFENCES.md 9).
+choose by the gradient alone or feed back the small entries only.
+
+Cost: two selections per tensor and a residual per client; uploads are sparse.
+
+Known breaks: what is sent is exact, so an aware attacker matches those entries alone and may use that the others lie
+outside their range (`hinge`); the withheld largest entries hardly change over rounds; with feedback later uploads carry
+earlier gradients.
 """
 
 from __future__ import annotations

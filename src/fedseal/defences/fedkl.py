@@ -1,11 +1,16 @@
 """FedKL, the key-lock module (Ren et al., 2023): normalisation scales and shifts come from a client's secret.
 
 The affine part of every batch normalisation becomes gamma = relu(W_s key + b_s), beta = relu(W_t key + b_t); the key
-(U(0, 1)) and these locks stay with the client, uploaded as zeros and put back before it trains (DEFENCES.md 6). A model
+(U(0, 1)) and these locks stay with the client, uploaded as zeros and put back before it trains. A model
 without batch normalisation gets one, locked, behind its first convolution, as the authors' LeNet has. Threat model:
 passive server; gamma and beta are few unknowns, which an attacker could optimise too. Departures: clients draw their
 own locks (the released code starts from the server's), and a copy without a key, the server's, has gamma = 1 and
 beta = 0, an attacker's natural guess. `key=0` inserts nothing.
+
+Cost: two small linear maps per locked layer, which the client keeps.
+
+Known breaks: scale and shift are two numbers per channel: optimising them beside the image, or reading layers in front
+of the first lock, undoes it. Active servers put their block before any lock.
 """
 
 from __future__ import annotations

@@ -3,9 +3,15 @@
 The sensitivity of a tensor is the mean over root images of |d(sum of its gradient)/dx|; the flattened gradient is cut
 into slices of equal total sensitivity, some drawn at random get N(0, scale^2). The server reshapes the aggregate to
 v x w, v/w = q, and removes covariance eigen-directions inside the Marchenko-Pastur bulk scale^2 (1 -+ sqrt(w/v))^2.
-Threat model: passive server that helps to restore utility. This is what Refiner and FedLeak cite as improved Soteria
-(DEFENCES.md 4b). Departures: slice borders do not overlap, the matrix is padded instead of factorised, no fixed seed,
-the root set comes from `prepare` or else from the batch. Scale 0 is the identity.
+Threat model: passive server that helps to restore utility. This is what Refiner and FedLeak cite as improved Soteria.
+Departures: slice borders do not overlap, the matrix is padded instead of factorised, no fixed seed, the root set comes
+from `prepare` or else from the batch. Scale 0 is the identity.
+
+Cost: one second-order pass per tensor on the root images when sensitivities are measured anew, then O(N); denoising is
+an eigenproblem of the matrix's smaller side on the server.
+
+Known breaks: slices without noise are exact and are matched alone; the denoising that restores utility restores the
+attacker's view of a single client too, where the server sees it.
 """
 
 from __future__ import annotations

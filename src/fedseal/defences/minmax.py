@@ -3,6 +3,11 @@
 Each entry x draws u ~ U(0, 1) and weighs (1/u - 1) x^2; the k heaviest are kept, and with C the (k+1)-th weight each is
 sent as x + C/x. Given C it is kept with probability x^2 / (x^2 + C), so the upload's mean is the update. Threat model:
 honest-but-curious server; no privacy guarantee. Ratio 0 is the identity. Zeros are never sent.
+
+Cost: one draw and one selection per entry; uploads shrink to the share sent.
+
+Known breaks: an unbiased draw is averaged away by asking again (`glaus`, `use=mean`); a single upload gives true values
+at the largest entries.
 """
 
 from __future__ import annotations

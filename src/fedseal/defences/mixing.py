@@ -1,10 +1,15 @@
 """MixUp (Zhang et al., ICLR 2018) and InstaHide (Huang et al., ICML 2020): train on mixtures of private images.
 
 Each image is mixed with k - 1 others of the client, coefficients Dirichlet(3, 1, ..., 1) with none above 0.65, labels
-likewise, afresh in every step (DEFENCES.md 14, after GradAttack). InstaHide then flips the sign of each pixel at
+likewise, afresh in every step (after GradAttack). InstaHide then flips the sign of each pixel at
 random. Threat model: passive server; InstaHide's encoding is broken (Carlini et al. 2021). Departures: others come
 from the data `prepare` was given, or else from the batch, and fewer are mixed where there are fewer; signs are flipped
 about mid-grey, x -> 1 - x, since images live in [0, 1]. `k=1` (InstaHide also `flip=false`) is the identity.
+
+Cost: k images are read for each that is fed; labels become shares.
+
+Known breaks: mixtures leak as images do, and several mixtures of the same images are solved for them; pixel signs are
+no secret to an attacker who optimises the absolute value.
 """
 
 from __future__ import annotations

@@ -4,6 +4,14 @@ The whole upload is clipped to norm C, then noise of a fixed scale is added to e
 the papers call the amount "magnitude", it is read as the Gaussian's standard deviation, or Laplace's b (std b sqrt 2).
 Threat model: honest-but-curious server. Scale 0 with clip `inf` is the identity. Epsilon protects the presence of the
 client's whole update in a round, and is accounted as if the client had taken part in every round so far.
+
+Equations: u = g min(1, C / |g|) + n, with n ~ N(0, sigma^2) or Laplace(b) in each coordinate.
+
+Cost: O(N), no state, no bytes.
+
+Known breaks: below the gradient's own size per coordinate noise hides little: matching by the noise's law (`bayes`) and
+priors see through it, imprint blocks average it over rows, and repeated rounds on the same data average it away. A
+public seed would take it off entirely.
 """
 
 from __future__ import annotations

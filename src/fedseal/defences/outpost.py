@@ -2,10 +2,15 @@
 
 At iteration i a client acts with probability 1 / (1 + beta i). Acting, it zeroes what lies below each tensor's own
 percentile and adds N(0, (rho noise)^2) to the entries with the highest `phi` percent of empirical Fisher information,
-rho = min(variance of the tensor's weights, 1). Semantics of Plato's working versions of 2022 and 2023 (DEFENCES.md 7):
+rho = min(variance of the tensor's weights, 1). Semantics of Plato's working versions of 2022 and 2023:
 g^2 averaged over the first dimension. Threat model: passive server, several local steps. Departures: noise is fresh in
 every step (Plato reseeds), the Fisher information over batches, as the paper has it, is an option.
 `prune=0,noise=0` is the identity.
+
+Cost: one selection per tensor and step, and the empirical Fisher information.
+
+Known breaks: the chance to act falls as 1 / i, so late steps are plain; the largest entries survive pruning, and
+default initialisations have so little weight variance that the noise is small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Composition: several defences run as one, in the order of the stages they act on.
 
 Written `gaussian+topk` or `gaussian:sigma=0.01+topk:ratio=0.9`. A later stage never comes before an earlier one, and
-pairs that would void a guarantee are refused (`rules`; DEFENCES.md 15); within a stage the written order is kept.
+pairs that would void a guarantee are refused (`rules`); within a stage the written order is kept.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@
 the nearest. The scale is max|x| per tensor, or its L2 norm. One bit is sign(x) mean|x| (zero counts as positive), or
 the bare sign, whatever the rounding. Threat model: honest-but-curious server; no privacy guarantee. 32 bits are the
 identity bit for bit, 25 and more lose nothing that float32 resolves next to max|x|. Zero tensors stay zero.
+
+Cost: O(N); b bits per entry and one scale per tensor.
+
+Known breaks: no privacy: matching through a straight-through estimate of the rounding recovers images from few bits,
+and even signs alone keep the direction.
 """
 
 from __future__ import annotations

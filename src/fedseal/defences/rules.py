@@ -1,9 +1,9 @@
-"""What may be composed with what, as a table (DEFENCES.md 15).
+"""What may be composed with what, as a table.
 
 A rule looks at two members of a pipeline, the earlier and the later, through the traits they declare (`core.defence`).
 Most refuse the pair, because a guarantee would be void or a member would do nothing; some only add a remark to the
-cost report. Order is a matter of stages first; the other rules are about pairs whose stages allow them. Rule 8, that
-buffers of batch normalisation never travel, needs no row: an update holds trainable parameters only.
+cost report. Order is a matter of stages first; the other rules are about pairs whose stages allow them. That
+buffers of batch normalisation never travel needs no row: an update holds trainable parameters only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Rule:
 
     Attributes:
         name: short, for tests and documents.
-        section: of DEFENCES.md.
         broken: whether the earlier and the later of two members break it.
         because: why, with `{earlier}`, `{later}` and their stages to be filled in.
         hint: what to do instead, likewise; where `swap` is true, why the other order is right.
@@ -31,7 +30,6 @@ class Rule:
     """
 
     name: str
-    section: str
     broken: Callable[[Defence, Defence], bool]
     because: str
     hint: str = ""
@@ -79,21 +77,18 @@ def _own_set_beside_masks(one: Defence, other: Defence) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         "stage order",
-        "15, order",
         lambda earlier, later: STAGES.index(earlier.stage) > STAGES.index(later.stage),
         "{later} acts on the {later_stage} and cannot come after {earlier}, which acts on the {earlier_stage}.",
         swap=True,
     ),
     Rule(
         "one reducer",
-        "15, order",
         lambda earlier, later: earlier.needs_sample_grads and later.needs_sample_grads,
         "{earlier} and {later} both reduce per-sample gradients, and there is one reduction.",
         "Keep one of them.",
     ),
     Rule(
         "residual of the noised vector",
-        "15, rule 2",
         lambda earlier, later: earlier.traits.keeps_residual and _claims_epsilon(later),
         "{earlier} keeps what it does not send, before {later} adds noise: a later round sends it again, and no "
         "epsilon of {later} covers that.",
@@ -102,7 +97,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mask before noise",
-        "15, rule 1",
         lambda earlier, later: earlier.traits.data_dependent_mask and _claims_epsilon(later),
         "{earlier} chooses coordinates by the private values before {later} adds noise: where that choice shows, no "
         "epsilon of {later} covers it, and where the noise fills the gaps, nothing is saved.",
@@ -111,7 +105,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "private batch after noise",
-        "15, rule 1",
         lambda earlier, later: _claims_epsilon(earlier) and later.traits.reads_batch,
         "{later} looks at the private batch again after {earlier} has added noise: that is no post-processing, and "
         "the epsilon of {earlier} is void.",
@@ -119,7 +112,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "plain gradient and per-sample gradients",
-        "15, rule 7",
         _one_reads_batch_other_needs_samples,
         "{earlier} and {later} cannot share a pass: one needs the plain model and the true batch gradient, the other "
         "reduces per-sample gradients.",
@@ -127,7 +119,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mixed samples and per-sample accounting",
-        "15, rule 6",
         lambda earlier, later: earlier.traits.mixes_samples and later.needs_sample_grads and _claims_epsilon(later),
         "{earlier} puts a person's image into several of the samples that {later} clips one by one: the epsilon it "
         "states for one sample does not hold for one person, that would need group accounting.",
@@ -135,21 +126,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "prune before rescaling",
-        "15, rule 3",
         lambda earlier, later: earlier.traits.rescales and later.traits.data_dependent_mask,
         "{earlier} makes all magnitudes alike, so {later} would choose by nothing.",
         swap=True,
     ),
     Rule(
         "linear aggregation",
-        "15, rule 4",
         lambda earlier, later: later.stage == "aggregate" and not earlier.traits.linear,
         "{later} lets the server see sums only, and {earlier} needs the server to treat every upload by itself.",
         "Leave one of them out.",
     ),
     Rule(
         "one quantiser",
-        "15, rule 5",
         lambda earlier, later: earlier.stage == "encoding" and later.traits.masks_upload,
         "{later} adds up numbers on its own grid, and {earlier} puts every client on another: the sum is on neither, "
         "and no byte is saved.",
@@ -157,14 +145,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "one common set",
-        "15, rule 4",
         _own_set_beside_masks,
         "{earlier} and {later} add up uploads of several clients, but every client would encrypt another set.",
         "Give selective-encryption the option common=true.",
     ),
     Rule(
         "one mask",
-        "15, rule 4",
         lambda earlier, later: earlier.traits.masks_upload and later.traits.masks_upload,
         "{earlier} and {later} both mask whole uploads: the second hides nothing more, and partners of the one need "
         "not be in the sum of the other.",
@@ -172,7 +158,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "masked sums are dense",
-        "15, rule 4",
         lambda earlier, later: (
             earlier.traits.data_dependent_mask
             and not earlier.traits.common_support

@@ -2,9 +2,14 @@
 
 Of the weight gradient of one layer, the columns of those input features r_f are zeroed for which |r_f| / |dr_f/dx|,
 the paper's approximation of |r (dr/dx)^-1|, is largest; x is the model's input. Threat model: passive server.
-Departures (DEFENCES.md 4a): scores are averaged over the batch and exactly round(ratio x features) columns go, since
+Departures: scores are averaged over the batch and exactly round(ratio x features) columns go, since
 the authors' signed denominator can vanish and dead features eat their budget (`official_score` restores theirs); row
 norms are estimated by random directions, one pass for all features, unless `method=exact`. Ratio 0 is the identity.
+
+Cost: one pass by random directions, or one per feature with `method=exact`, which is hours on large layers.
+
+Known breaks: one layer is defended: an attacker leaves it out of the objective (`attacker=mute`) or reads the mask off
+its zeros. Imprint attacks use another layer.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a client can check before it answers: whether the model it received is a weapon (ATTACKS.md 10, 11 and 15)."""
+"""What a client can check before it answers: whether the model it received is a weapon."""

@@ -49,7 +49,7 @@ class RunningMean:
 
 
 def mean_update(updates: Sequence[Update]) -> Update:
-    """Return the plain mean of updates: all a server learns under ideal secure aggregation (ATTACKS.md 15)."""
+    """Return the plain mean of updates: all a server learns under ideal secure aggregation."""
     mean = RunningMean()
     for update in updates:
         if update.kind != updates[0].kind:

@@ -3,7 +3,7 @@
 The mod sees the weights a client was sent and the reply of its train function. It takes the difference as the update,
 applies the defence at the state this client left in Flower's context, and lets only the sealed update leave: as
 weights, which any strategy averages, or as one wire payload, which `guard` decodes and which is as small as the
-defence made it. Buffers of batch normalisation go back as they came (DEFENCES.md 15, rule 8). Costs go into the
+defence made it. Buffers of batch normalisation go back as they came. Costs go into the
 reply's metrics, except the distance to the true update, which is the client's secret.
 """
 

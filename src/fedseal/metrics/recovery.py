@@ -1,4 +1,4 @@
-"""How much of what an attack went for it got, over many attacked batches (LIDS, Sec. IV; DEFENCES.md 16).
+"""How much of what an attack went for it got, over many attacked batches (LIDS, Sec. IV).
 
 REC is the share of batches whose image came out above 19 dB; PSNR-All the mean over all batches; PSNR-Top the mean of
 the best 1/e of them. RLA is the share of reconstructions that a judge, a classifier trained on data of neither the

@@ -1,7 +1,7 @@
 """What a defence costs in accuracy: PMM, rounds to a target accuracy, and bytes until then.
 
 PMM, the performance maintenance metric of Fan et al. (Refiner), is 100 times the accuracy with the defence over that
-without it (DEFENCES.md 16; the paper's definition swaps the two). Both runs must be twins: same data, weights, seeds.
+without it (the paper's definition swaps the two). Both runs must be twins: same data, weights, seeds.
 Intervals are over seeds, the only independent repetitions a training has.
 """
 

@@ -1,4 +1,4 @@
-"""The network R-GAP is shown on: six convolutions without biases, leaky ReLU, one linear layer (ATTACKS.md 9).
+"""The network R-GAP is shown on: six convolutions without biases, leaky ReLU, one linear layer (docs/methods/rgap.md).
 
 The widths are chosen so that every layer's equations determine its input; a narrower second layer loses information.
 """

@@ -4,11 +4,16 @@ Class step: every row of the last layer is zero but the target class's, and all 
 another class then sends nothing backwards, and the rest of the network receives the target class's gradient alone.
 Feature step, if several samples share the class: the target's row looks at one feature, with a bias that places a
 threshold on it; bisection over rounds finds one that a single sample exceeds. What is isolated is inverted like any
-single gradient (ATTACKS.md 10). Parameters only. Threat model: active server that asks one client several times.
+single gradient. Parameters only. Threat model: active server that asks one client several times.
 A first round with a zero last layer counts the classes, g_b[c] = 1/C - n_c/N. Departure: samples of other classes above
 the threshold answer too, so the step's body gradient is taken as the difference to a round whose threshold all lie
 below; one sample changes sides between the two, whatever its class. The weight of 300 is per deviation of the feature.
 Behind a layer normalisation, which fixes the sum of the features, the row of equal weights has random signs.
+
+Cost: a round per step of the bisection, then one inversion of a single gradient.
+
+Known breaks: clients that answer once, secure aggregation, and noise beside which one sample's gradient is small. The
+last layer it sends is conspicuous: all rows but one are zero.
 """
 
 from __future__ import annotations

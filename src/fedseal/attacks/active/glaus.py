@@ -1,4 +1,4 @@
-"""`glaus`, against unbiased gradient sampling (GLAUS; ATTACKS.md 8): how often an entry was sent shows its size.
+"""`glaus`, against unbiased gradient sampling (GLAUS): how often an entry was sent shows its size.
 
 MinMax sampling sends a random few entries, large ones likelier. The server sees the places and signs of `draws` uploads
 of one gradient: it ranks entries by how often they came, gives them the sorted magnitudes of its own gradient on public
@@ -6,6 +6,11 @@ images of the same class, the sign they were sent with, and runs DLG on the resu
 client answer `draws` times at the same weights and on the same data, with public data and the labels; the authors' 1000
 draws are unrealistic, hence an axis. Departures: entries never sent take the sign of the gradient of public images, in
 the place of the aggregate of ten clients; `use=mean` averages what was sent instead, which an unbiased draw allows.
+
+Cost: `draws` rounds at the same weights and data, then one inversion.
+
+Known breaks: a client that never answers twice on the same batch; few draws leave most small entries unseen; another
+sampler than MinMax's has other frequencies.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ In front of the model stand a convolution with C kernels for each client, a line
 brightness, and one back to the input's shape. Client z receives identity kernels, scaled by `csf`, at its own channels
 and zeros elsewhere, so its gradient of the binning layer lives in its own block of columns and survives secure
 aggregation. The bias does not fall apart: images are read from the weights up to scale. The large `csf` keeps the
-linear weights small, so that local steps hardly move what fires (ATTACKS.md 10). Threat model: active server, a model
+linear weights small, so that local steps hardly move what fires. Threat model: active server, a model
 for each client. The last linear layer stretches the input's range a thousandfold, as the released code does: that
 makes the gradient of the bins as much larger, and noise as much smaller beside it. Departures: kernels undo the
 input's normalisation; `rescale=bin` uses that the bin gives the mean brightness, the default is min-max as published.
+
+Cost: one round; the block grows with clients, channels and bins, and so does every download.
+
+Known breaks: what hides whole columns of the binning layer: pruning by magnitude, noise of its size. Clients who
+compare the hashes of what they received see that models differ, and identity kernels beside zeros are conspicuous.
 """
 
 from __future__ import annotations

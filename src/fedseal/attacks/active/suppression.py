@@ -2,9 +2,14 @@
 
 The target receives the model as it is; the others receive one with a dead layer (zero weights, negative biases before
 ReLU), whose gradient, and that of every layer before it, is exactly zero. The aggregate times the number of clients is
-then the target's own gradient there, and is inverted like any single one (ATTACKS.md 15). Parameters only. Threat
+then the target's own gradient there, and is inverted like any single one. Parameters only. Threat
 model: active server that sends clients different models. Where no ReLU can be made dead, zero weights have the same
 effect on everything before them, for one local step; a zero last layer works in any network.
+
+Cost: one round with two models, then one inversion of a single client's gradient.
+
+Known breaks: clients that compare hashes of the model they received see it at once; a dead layer is detected as such;
+noise added by each client stays, that of the suppressed ones too.
 """
 
 from __future__ import annotations

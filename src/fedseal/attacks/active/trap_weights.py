@@ -4,8 +4,13 @@ In each row a random half of the weights is negative, -|N(0, sigma)|, the other 
 scaled by s < 1: on images the row's sum is negative nearly always, so a neuron fires for few samples, and one that
 fires for a single one holds it: x = dW[i] / db[i]. Parameters only, where the model begins with a linear layer on the
 image that ReLU follows; else such a layer is put in front of it, which the ledger says. Threat model: active server.
-s decides everything and must fit the data (ATTACKS.md 10): it is chosen so that most public samples are alone in some
+s decides everything and must fit the data: it is chosen so that most public samples are alone in some
 neuron among random batches. Departure: biases undo the input's normalisation instead of being zero.
+
+Cost: one round and one division per neuron; choosing s costs forward passes over random public batches.
+
+Known breaks: rows of which several samples fire hold their mixture; noise, sampling and pruning of the first layer
+spoil the quotient; secure aggregation mixes clients. `fedseal.flower.detect` sees rows whose sums lean to one side.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Label inference from the last layer's gradient (ATTACKS.md 4): rules by name, and the refinement of their guess.
+"""Label inference from the last layer's gradient: rules by name, and the refinement of their guess.
 
 For cross-entropy and any network with a last bias, g_b[c] = p[c] - n_c / B holds exactly, with p the batch mean of the
 softmax and n_c the number of labels c. Every rule reads that equation with another estimate of p, or none.

@@ -1,4 +1,4 @@
-"""The exact identity g_b[c] = p[c] - n_c / B, solved for the counts n (ATTACKS.md 4).
+"""The exact identity g_b[c] = p[c] - n_c / B, solved for the counts n.
 
 p, the batch mean of the softmax, is what the attacker lacks. With public data p = sum_k n_k / B p(. | class k), which
 makes the identity linear in n alone; else p is taken from noise, or is 1 / C where that explains the gradient better. A

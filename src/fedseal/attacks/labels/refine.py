@@ -1,4 +1,4 @@
-"""Labels re-estimated while a reconstruction converges: the identity with p from the current images (ATTACKS.md 4)."""
+"""Labels re-estimated while a reconstruction converges: the identity with p from the current images."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class GaussianKernel:
     """SAPAG (Wang et al. 2020): sum over tensors of Q_l (1 - exp(-mean squared difference / variance of the true)).
 
     Q_l = 1 / (l + 1) falls with depth. The paper's norm inside the exponent is taken per element, since a sum over many
-    elements starts so far out that the kernel's gradient is zero (ATTACKS.md 1).
+    elements starts so far out that the kernel's gradient is zero (docs/methods/sapag.md).
     """
 
     def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:

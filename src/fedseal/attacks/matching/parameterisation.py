@@ -64,8 +64,9 @@ class DeepImagePrior:
     The noise is the same in every run, so that what differs between runs is the weights, and targets attacked together
     do not share a seed.
 
-    The released FedLeak attack optimises these (ATTACKS.md 14): 128 numbers of noise per image, blocks of nearest
-    upsampling, spectrally normalised 3x3 convolution, batch normalisation and leaky ReLU, sigmoid at the end.
+    The released FedLeak attack optimises these (docs/methods/fedleak-artifact.md): 128 numbers of noise per image,
+    blocks of nearest upsampling, spectrally normalised 3x3 convolution, batch normalisation and leaky ReLU, sigmoid at
+    the end.
 
     Args:
         shape: B, C, H, W with H = W = 4 x 2^n.

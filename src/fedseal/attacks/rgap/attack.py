@@ -3,6 +3,16 @@
 Threat model: passive server, one image behind the gradient, a network that is a chain of convolutions, linear layers
 and pointwise activations. Departures: biases are used where there are any; softmax cross-entropy beside the paper's
 logistic loss; ReLU is taken too, by its active units; the small systems of `convolution` instead of one large.
+
+Equations: with k = dL/dz of a layer z = W x, its gradient is dW = k x^T, and z itself is known from the layer above:
+both are linear in x and are solved together by least squares; then k of the layer below is W^T k times the activation's
+slope.
+
+Cost: least squares per layer, direct where the system is small and by conjugate gradients else; double precision.
+
+Known breaks: one image only; layers with fewer equations than inputs lose information for good (the attack says how
+much); any noise, pruning or quantisation is amplified from layer to layer; skip connections, pooling and batch
+normalisation are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""Adap DP-FL (Fu et al., TrustCom 2022): the clip bound follows the sample norms, sigma falls with the loss."""
+"""Adap DP-FL (Fu et al., TrustCom 2022): the clip bound follows the sample norms, sigma falls with the loss.
+
+Per client k and round t the bound is C = alpha x the noised mean of the last round's clipped sample norms; sigma is
+multiplied by beta after three falls of the loss in a row. What that norm costs is accounted too. Threat model:
+honest-but-curious server (local differential privacy).
+
+Cost: per-sample gradients, B x N of memory, and one number of state per client.
+
+Known breaks: noise that falls as training goes on protects late rounds less than a constant sigma of the same start;
+beyond that as for `dp-sgd`.
+"""
 
 from __future__ import annotations
 

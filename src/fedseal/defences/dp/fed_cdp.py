@@ -1,6 +1,15 @@
 """Fed-CDP (Wei et al., ICDCS 2021): every tensor clipped by itself; sigma and clip bound may decay over the rounds.
 
 L tensors have sensitivity C sqrt(L), which is what is accounted.
+
+Every tensor of a sample's gradient is clipped to C, the mean gets N(0, (sigma C / B)^2), in every local step; sigma may
+fall from `sigma` to `sigma_end` along four curves. Threat model: honest-but-curious server (local differential
+privacy).
+
+Cost: per-sample gradients, B x N of memory.
+
+Known breaks: as for `dp-sgd`; decayed noise protects late rounds less, and the published settings have epsilons far
+above 1 once joint sensitivity is counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The seven photometric edits LIDS gives its synthetic images in turn, each drawn once per image (DEFENCES.md 12).
+"""The seven photometric edits LIDS gives its synthetic images in turn, each drawn once per image
+(docs/methods/lids.md).
 
 Edit number j mod 7 for the j-th synthetic image of a group, in the order in which the authors' code applies each
 edit's parts. Saturation and hue leave grey images as they are.

@@ -1,9 +1,15 @@
-"""`lids`, Deceive-to-Defend (Lin et al. 2025; DEFENCES.md 12): feed mini-groups of one real image and similar ones.
+"""`lids`, Deceive-to-Defend (Lin et al. 2025): feed mini-groups of one real image and similar ones.
 
 Against a malicious server that isolates one image of a batch by a property (SEER): of each image S - 1 synthetic ones
 are made once (`synthesis`), batches of k = B / S groups are formed once, and each step feeds one of these batches drawn
 at random (Algorithm 2). Threat model: active server. Departures: where the class has too few neighbours they are
 re-used; a client whose data was never prepared makes the groups out of the batch at hand. S = 1 is the identity.
+
+Cost: an autoencoder trained once per client and S - 1 synthetic images for each real one, stored; every step feeds S
+times the images.
+
+Known breaks: SEER trained on batches of such groups; properties that the edits keep (dark images); a synthetic image
+shows its neighbours. It claims nothing against passive inversion.
 """
 
 from __future__ import annotations

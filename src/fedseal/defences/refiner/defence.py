@@ -5,6 +5,13 @@ distance of the two gradients, PM the noise ratio an evaluation network sees. Th
 the true g (App. J). Labels are not hidden. Threat model: passive server. Departures: steps of normalised length unless
 `preset=paper` (`refinement` says why), derivatives by finite differences unless `second_order=exact`.
 alpha = beta = 0 and epsilon = 0 are the identity.
+
+Cost: t passes for the gradient of the refined images and their second-order products, about 2 t + 1 plain passes per
+batch; warm starts keep a refined image per sample and halve that.
+
+Known breaks: the upload stays within epsilon of the true gradient, so it leaks more than the refined image does; an
+attacker with the public evaluation network uses it as a prior (`prior`), and averages over rounds. Labels are in plain
+view.
 """
 
 from __future__ import annotations

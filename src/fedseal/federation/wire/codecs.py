@@ -1,8 +1,8 @@
 """One tensor as bytes: every way to say which entries are there, times two ways to write their values.
 
 Positions: all, 32-bit indices, a bitmap, gaps between the present entries as variable-length bytes or Rice codes, or
-Rice-coded gaps between the *absent* ones, for tensors with few zeros (DEFENCES.md 9; the first five are its table).
-Values: raw bits, or a grid `scale * k / s` with s = 2^(b-1) - 1, as quantisers leave it (DEFENCES.md 2): sign and
+Rice-coded gaps between the *absent* ones, for tensors with few zeros (the first five are its table).
+Values: raw bits, or a grid `scale * k / s` with s = 2^(b-1) - 1, as quantisers leave it: sign and
 magnitude in b bits each; b = 1 is sign x scale. The shortest pair is taken and named by a one-byte tag, so a tensor
 that is both sparse and quantised profits twice. Nothing is lost: "absent" means all bits zero, so -0.0 and NaN
 payloads survive, and a grid is used only if it reproduces every bit.

@@ -1,6 +1,6 @@
 """Grids that quantisers leave behind: found, so that a tensor on one is sent as small integers.
 
-A grid is `scale * k / s` with s = 2^(b-1) - 1 and the largest magnitude as its scale (DEFENCES.md 2). It is used only
+A grid is `scale * k / s` with s = 2^(b-1) - 1 and the largest magnitude as its scale. It is used only
 if it gives every bit back.
 """
 

@@ -1,9 +1,15 @@
-"""`seer`, Hiding in Plain Sight (Garov et al., ICLR 2024; ATTACKS.md 11): read one image out of a batch's gradient.
+"""`seer`, Hiding in Plain Sight (Garov et al., ICLR 2024): read one image out of a batch's gradient.
 
 The server sends the model it trained beforehand, of the clients' own architecture and with ordinary-looking weights,
 and feeds the sum of the samples' gradients to its secret decoder, which returns the one image with a property.
 Threat model: active server with auxiliary data, batch normalisation on batch statistics. Training takes minutes to
 days, so it is done beforehand (`fedseal train-seer`); attackers are found in the cache by what determined them.
+
+Cost: hours of training beforehand, a matrix product at the attack.
+
+Known breaks: LIDS, whose groups leave no sample alone with a property, unless SEER is trained on such batches; clients
+that normalise by running statistics; noise above the isolated sample's gradient. `fedseal.flower.detect` reads how
+unequal gradients of samples are.
 """
 
 from __future__ import annotations

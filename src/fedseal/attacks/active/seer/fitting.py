@@ -1,4 +1,4 @@
-"""Joint training of the model a SEER server sends and of the decoder it keeps (ATTACKS.md 11).
+"""Joint training of the model a SEER server sends and of the decoder it keeps (docs/methods/seer.md).
 
 From each batch come three gradients: g_pos of the sample with the property, g_a a random unit combination of the
 others' and g_b their sum / sqrt(count). The loss is MSE(r(g_pos), x_pos) / (1 + alpha) + alpha / (1 + alpha) times

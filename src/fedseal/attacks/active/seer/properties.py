@@ -1,4 +1,4 @@
-"""The properties by which SEER isolates an image: scores of which a batch has one largest (ATTACKS.md 11).
+"""The properties by which SEER isolates an image: scores of which a batch has one largest (docs/methods/seer.md).
 
 `bright` and `dark` are plus and minus the mean pixel; `red`, `green` and `blue` the mean of twice that channel less the
 others; `hedge` and `vedge` the mean difference of grey rows, or columns, that follow each other, which telescopes to
