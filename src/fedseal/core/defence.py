@@ -148,6 +148,11 @@ def sum_of_noise(laws: Sequence[NoiseLaw]) -> tuple[NoiseLaw | None, tuple[Noise
     return kept, tuple(law for law in candidates if law is not kept)
 
 
+Unknowns: TypeAlias = Callable[[nn.Module, int], dict[str, Tensor]]
+"""Maps an attacker's model and the number of images behind an update to what the client keeps to itself inside of the
+model, by the name of a buffer there, with the value to start from."""
+
+
 @dataclass(frozen=True)
 class AttackerView:
     """What a defence-aware attacker knows, and how it uses it inside gradient matching.
@@ -163,6 +168,8 @@ class AttackerView:
         penalty: maps a dummy gradient and the observed update to what its contradiction of the defence's rule costs, 0
             if there is none and of order 1 at most; for what is known of coordinates that were not sent.
         image_prior: maps images [B, C, H, W] in [0, 1] to what their look costs, given what the defence does to images.
+        unknowns: see `Unknowns`; sought together with the images.
+        extra_loss: returns what the defence adds to the loss just computed on the attacker's model.
         personal: `simulate` or `penalty` holds what was learnt of one client and serves no other observation.
         channel: what the last upload let through, for the ideal reading, where this is not what `simulate`, `read` and
             `noise` say already; see `carried`.
@@ -176,6 +183,8 @@ class AttackerView:
     read: Callable[[Tensors], Tensors] = lambda observed: observed
     penalty: Callable[[Tensors, Tensors], Tensor] | None = None
     image_prior: Callable[[Tensor], Tensor] | None = None
+    unknowns: Unknowns | None = None
+    extra_loss: Callable[[nn.Module], Tensor | None] | None = None
     personal: bool = False
     channel: Channel | None = None
     unused: tuple[str, ...] = ()

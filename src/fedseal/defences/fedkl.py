@@ -3,7 +3,7 @@
 The affine part of every batch normalisation becomes gamma = relu(W_s key + b_s), beta = relu(W_t key + b_t); the key
 (U(0, 1)) and these locks stay with the client, uploaded as zeros and put back before it trains. A model
 without batch normalisation gets one, locked, behind its first convolution, as the authors' LeNet has. Threat model:
-passive server; gamma and beta are few unknowns, which an attacker could optimise too. Departures: clients draw their
+passive server; gamma and beta are few unknowns, which an aware attacker seeks too. Departures: clients draw their
 own locks (the released code starts from the server's), and a copy without a key, the server's, has gamma = 1 and
 beta = 0, an attacker's natural guess. `key=0` inserts nothing.
 
@@ -46,19 +46,25 @@ class KeyLock(nn.Module):
     def __init__(self, norm: nn.Module, channels: int, length: int) -> None:
         super().__init__()
         self.norm = norm
+        self.guessed_scale: Tensor | None
+        self.guessed_shift: Tensor | None
         self.scale = nn.Linear(length, channels)
         self.shift = nn.Linear(length, channels)
         self.key: Tensor | None = None
+        self.register_buffer("guessed_scale", None, persistent=False)
+        self.register_buffer("guessed_shift", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, channels, ...] to gamma norm(x) + beta; without a key, to norm(x)."""
+        """Map [B, channels, ...] to gamma norm(x) + beta; without a key, to norm(x), or to what someone guesses."""
         normal: Tensor = self.norm(x)
-        if self.key is None:
+        if self.key is not None:
+            gamma, beta = (locked(self.key.to(self.scale.weight)).relu() for locked in (self.scale, self.shift))
+        elif self.guessed_scale is not None and self.guessed_shift is not None:
+            gamma, beta = self.guessed_scale, self.guessed_shift
+        else:
             return normal
         shape = (1, -1, *[1] * (x.ndim - 2))
-        key = self.key.to(self.scale.weight)
-        gamma, beta = (locked(key).relu().view(shape) for locked in (self.scale, self.shift))
-        result: Tensor = gamma * normal + beta
+        result: Tensor = gamma.view(shape) * normal + beta.view(shape)
         return result
 
 
@@ -161,7 +167,7 @@ class FedKL(Defence):
         )
 
     def attacker_view(self) -> AttackerView:
-        """Publish the length of the key; an attacker's copy has gamma = 1 and beta = 0, and locks without gradient."""
+        """Publish the length of the key; gamma and beta are few, and sought together with the images."""
         locked = frozenset(self._state)
 
         def unlocked(update: Tensors, observed: Tensors) -> Tensors:
@@ -169,7 +175,17 @@ class FedKL(Defence):
 
         known = "scales and shifts, few unknowns that an attacker can optimise too, are taken as known"
         channel = Channel(unlocked, remarks=(known,)) if locked else Channel()
-        return AttackerView(self.name, {"key": self.length}, channel=channel)
+        unknowns = _unknown_affine if self.length else None
+        return AttackerView(self.name, {"key": self.length}, unknowns=unknowns, channel=channel)
+
+
+def _unknown_affine(model: nn.Module, images: int) -> dict[str, Tensor]:
+    """Return what an attacker seeks, scale and shift of each locked channel, starting where nothing is locked."""
+    found: dict[str, Tensor] = {}
+    for name, lock in _locks(model).items():
+        prefix, bias = f"{name}." if name else "", lock.scale.bias
+        found |= {f"{prefix}guessed_scale": torch.ones_like(bias), f"{prefix}guessed_shift": torch.zeros_like(bias)}
+    return found
 
 
 def _locks(model: nn.Module) -> dict[str, KeyLock]:

@@ -22,6 +22,7 @@ from fedseal.core.defence import (
     Defence,
     RoundContext,
     RoundShape,
+    Unknowns,
     merge_reports,
     sum_of_noise,
 )
@@ -190,6 +191,8 @@ class Pipeline(Defence):
             read,
             _added([view.penalty for view in views if view.penalty]),
             _added([view.image_prior for view in views if view.image_prior]),
+            _gathered([view.unknowns for view in views if view.unknowns]),
+            next((view.extra_loss for view in views if view.extra_loss), None),
             any(view.personal for view in views),
             chained([view.carried() for view in views]),
             (*(word for view in views for word in view.unused), *(str(law) for law in left_out)),
@@ -201,6 +204,13 @@ def _added(terms: Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor] | No
     if len(terms) <= 1:
         return terms[0] if terms else None
     return lambda *arguments: torch.stack([term(*arguments) for term in terms]).sum(0)
+
+
+def _gathered(unknowns: Sequence[Unknowns]) -> Unknowns | None:
+    """Return what any member hides, or None where none hides anything."""
+    if not unknowns:
+        return None
+    return lambda model, images: {name: start for one in unknowns for name, start in one(model, images).items()}
 
 
 def _part(tensors: Tensors, index: int) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ Features h of the classifier's input are encoded to mu and sigma = softplus(.) o
 N(0, I), and decoded again; beta KL(z | N(0, I)) in bits, summed over the code and averaged over the batch, joins the
 loss. Threat model: passive server; layers before the bottleneck stay open. Departures: a client's step
 is always stochastic, whatever the mode of its dropout, with noise from the round's generator; prediction is
-deterministic (xi = 0) unless `deterministic_eval=false`, as in the reference, and so is an attacker's copy of the
-model, which has no better guess of xi. `k=0` inserts nothing.
+deterministic (xi = 0) unless `deterministic_eval=false`, as in the reference, and so is a naive attacker's copy of the
+model; an aware one seeks xi together with the images, and counts the divergence. `k=0` inserts nothing.
 
 Cost: 3 d k parameters more in model and traffic for a layer of d features, and one draw per step.
 
@@ -44,6 +44,8 @@ class Bottleneck(nn.Module):
         self.encoder = nn.Linear(features, 2 * size)
         self.decoder = nn.Linear(size, features)
         self.deterministic_eval = deterministic_eval
+        self.guessed_noise: Tensor | None
+        self.register_buffer("guessed_noise", None, persistent=False)
         self._source: torch.Generator | None = None
         self._divergence: Tensor | None = None
 
@@ -57,7 +59,9 @@ class Bottleneck(nn.Module):
         sigma = F.softplus(raw)
         self._divergence = divergence_bits(mu, sigma)
         predicting = not torch.is_grad_enabled() and not self.deterministic_eval
-        if self._source is not None or self.training or predicting:
+        if self.guessed_noise is not None:
+            mu = mu + sigma * self.guessed_noise
+        elif self._source is not None or self.training or predicting:
             noise = torch.randn(mu.shape, generator=self._source, dtype=mu.dtype, device=mu.device)
             mu = mu + sigma * noise
         decoded: Tensor = self.decoder(mu)
@@ -157,14 +161,26 @@ class Precode(Defence):
         return CostReport(remarks=(f"precode adds {self._added:,} parameters to the model",) if self._added else ())
 
     def attacker_view(self) -> AttackerView:
-        """Publish the parameters; the weights are in the model anyway, the noise is the client's."""
-        return AttackerView(self.name, {"k": self.k, "beta": self.beta}, channel=Channel(draws=_make_stochastic))
+        """Publish the parameters; the weights are in the model anyway, the noise is sought together with the images."""
+        parameters, channel = {"k": self.k, "beta": self.beta}, Channel(draws=_make_stochastic)
+        if self.k == 0:
+            return AttackerView(self.name, parameters, channel=channel)
+        return AttackerView(self.name, parameters, unknowns=_unknown_noise, extra_loss=self.extra_loss, channel=channel)
 
 
 def _make_stochastic(model: nn.Module, source: torch.Generator) -> None:
     """Let every bottleneck of a model draw from `source`, as a client's does."""
     for bottleneck in _bottlenecks(model):
         bottleneck.draw_from(source)
+
+
+def _unknown_noise(model: nn.Module, images: int) -> dict[str, Tensor]:
+    """Return what an attacker seeks, the noise of each image's code, starting from none."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Bottleneck)}
+    return {
+        f"{name}.guessed_noise".lstrip("."): module.decoder.weight.new_zeros(images, module.decoder.in_features)
+        for name, module in found.items()
+    }
 
 
 def _bottlenecks(model: nn.Module) -> list[Bottleneck]:

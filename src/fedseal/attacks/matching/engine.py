@@ -199,9 +199,10 @@ class MatchingAttack(Attack):
     def _start(self, problem: MatchingProblem, guess: LabelGuess | None, seed: int, restart: int) -> Tensor:
         source = generator(seed, "start", restart)
         variables = problem.parameterisation.start(source)
+        variables = torch.cat([variables, *(start.reshape(-1).to(variables) for start in problem.unknowns.values())])
         if not problem.soft_labels:
             return variables
-        classes = (problem.size - len(variables)) // problem.batch
+        classes = problem.num_classes
         if guess is None:
             logits = torch.randn(problem.batch, classes, generator=source)
         else:

@@ -60,8 +60,8 @@ class Unroll:
 class MatchingProblem:
     """Maps a lane's variable z [D] to distance(simulate(update(z)), observed) + priors.
 
-    z holds what the parameterisation turns into dummy inputs [B, C, H, W] and, if labels are not known, label logits
-    [B, classes] behind it.
+    z holds what the parameterisation turns into dummy inputs [B, C, H, W], behind it what the defence hides in the
+    model (`AttackerView.unknowns`) and, if labels are not known, label logits [B, classes].
 
     Args:
         model: the attacker's copy of the model.
@@ -113,6 +113,7 @@ class MatchingProblem:
         self._scale = scale
         self.clients = clients
         self.normalisation = normalisation
+        self.unknowns = self._hidden()
         self._hooks = None
         if priors.needs_captures:
             self._hooks = CaptureHooks(model, statistics=priors.needs_statistics, activations=priors.activation > 0)
@@ -125,7 +126,22 @@ class MatchingProblem:
     @property
     def size(self) -> int:
         """D, the number of entries of z."""
-        return self.parameterisation.size + (self.batch * self.num_classes if self.soft_labels else 0)
+        hidden = sum(start.numel() for start in self.unknowns.values())
+        return self.parameterisation.size + hidden + (self.batch * self.num_classes if self.soft_labels else 0)
+
+    def _hidden(self) -> Tensors:
+        """Return what the defence hides in the model, with where to start; of one client and one step only."""
+        if self._view is None or self._view.unknowns is None or self.clients > 1 or self.unroll is not None:
+            return {}
+        return self._view.unknowns(self.model, self.batch)
+
+    def guessed(self, z: Tensor) -> Tensors:
+        """Return what one lane guesses of what is hidden in the model."""
+        found, place = {}, self.parameterisation.size
+        for name, start in self.unknowns.items():
+            found[name] = z[place : place + start.numel()].view(start.shape)
+            place += start.numel()
+        return found
 
     def inputs(self, z: Tensor) -> Tensor:
         """Return the dummy inputs [B, C, H, W] of one lane."""
@@ -142,14 +158,14 @@ class MatchingProblem:
 
     def label_logits(self, z: Tensor) -> Tensor:
         """Return the label logits [..., B, classes] in z [..., D]."""
-        return z[..., self.parameterisation.size :].reshape(*z.shape[:-1], self.batch, self.num_classes)
+        return z[..., -self.batch * self.num_classes :].reshape(*z.shape[:-1], self.batch, self.num_classes)
 
     def loss(self, parameters: Tensors, z: Tensor, labels: Tensor | None) -> tuple[Tensor, tuple[Captured, Tensor]]:
         """Return the clients' loss on one lane's dummy data, with the inner values and inputs behind it."""
         target = self.label_logits(z).softmax(1) if labels is None else labels
         inputs = self.inputs(z)
         if self.clients == 1:
-            loss = self._loss_on(parameters, inputs, target)
+            loss = self._loss_on({**parameters, **self.guessed(z)}, inputs, target)
         else:
             parts = zip(inputs.chunk(self.clients), target.chunk(self.clients), strict=True)
             loss = torch.stack([self._loss_on(parameters, *part) for part in parts]).mean()
@@ -227,7 +243,9 @@ class MatchingProblem:
 
     def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(self.model, dict(parameters), (inputs,))
-        return classification_loss(logits, target, self._reduction)
+        loss = classification_loss(logits, target, self._reduction)
+        extra = None if self._view is None or self._view.extra_loss is None else self._view.extra_loss(self.model)
+        return loss if extra is None else loss + extra
 
     def _unrolled(
         self, unroll: Unroll, z: Tensor, labels: Tensor | None, differentiate: Callable[..., Any]
