@@ -14,10 +14,10 @@ from fedseal.attacks.active.bins import bin_edges, expected_alone
 from fedseal.attacks.active.loki import client_blocks
 from fedseal.attacks.active.trap_weights import caught
 from fedseal.attacks.row_quotients import pick_images
-from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
+from fedseal.audit.exchange import Exchange, TargetStreams, first_round
 from fedseal.core.attack import ATTACKS, Attack, Budget
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
-from fedseal.core.defence import Defence
+from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
@@ -77,9 +77,10 @@ class Federation:
         self.sent: list[Sequence[nn.Module]] = []
 
     def exchange(self) -> Exchange:
+        shape = RoundShape(len(self.batches[0]), self.config.local_steps, self.knowledge.clients or 1)
         streams = TargetStreams(0, ("none", 0))
-        cohort = target_cohort(self.batches, self.config, Defence(), streams)
-        return Exchange(cohort, self.config, lambda _: self.knowledge, streams)
+        played = first_round(self.batches, shape, self.config, Defence(), streams, "client")
+        return Exchange(played, lambda _: self.knowledge)
 
     def ask(self, models: Sequence[nn.Module]) -> Observation:
         self.sent.append(models)

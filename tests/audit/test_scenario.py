@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedseal.audit.plan import check_names, plan_jobs
-from fedseal.audit.scenario import Scenario, load_scenario, validate_scenario
+from fedseal.audit.scenario import Scenario, StageConfig, load_scenario, validate_scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.errors import FedsealError, InputError, UsageError
 
@@ -60,8 +60,9 @@ def test_every_documented_key_exists_and_every_key_is_documented():
     keys = set(Scenario.model_fields) - {"client", "attacker"}
     client = {f"client.{key}" for key in Scenario.model_fields["client"].annotation.model_fields}  # type: ignore[union-attr]
     attacker = {f"attacker.{key}" for key in Scenario.model_fields["attacker"].annotation.model_fields}  # type: ignore[union-attr]
+    stage = {f"stage.{key}" for key in StageConfig.model_fields}
     full = {key if key in keys or "." in key else f"attacker.{key}" for key in documented}
-    assert full == keys | client | attacker
+    assert full == keys | client | attacker | stage
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from fedseal.core.batch import Batch
-from fedseal.core.defence import CostReport, Defence
+from fedseal.core.defence import CostReport, Defence, RoundShape
+from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
@@ -52,10 +53,81 @@ class TargetStreams:
         return (*self.path, *([client] if client else []))
 
 
+@dataclass(frozen=True)
+class TargetRound:
+    """The round that is attacked, before it is played.
+
+    Attributes:
+        cohort: the target's clients, and others of their federation; the target's own, to be changed by what it plays.
+        clients: places of the target's clients.
+        among: of all who take part, as others may have a say in what these clients send.
+        number: of the round.
+        originals: the private images behind the update.
+        shape: how much data that is.
+        config: how the clients train.
+    """
+
+    cohort: Cohort
+    clients: tuple[int, ...]
+    among: tuple[int, ...]
+    number: int
+    originals: Batch
+    shape: RoundShape
+    config: RoundConfig
+
+
+class Exchange:
+    """The clients of one target; calling it plays a round.
+
+    Args:
+        round: the first one that is played.
+        knowledge: what the server is granted, given the first client's batch statistics.
+
+    Attributes:
+        fed: what the models were fed in the last round; the originals before it.
+        cost: of the first client's defence in the last round.
+    """
+
+    def __init__(self, round: TargetRound, knowledge: Callable[[BNStatistics], Knowledge]) -> None:
+        self.fed = round.originals
+        self.cost = CostReport()
+        self._target = round
+        self._knowledge = knowledge
+        self._round = round.number
+
+    def __call__(self, models: Sequence[nn.Module]) -> Observation:
+        """Send one model to all clients, or one to each in turn, and return what the server sees of their answers."""
+        target, clients = self._target, self._target.clients
+        if len(models) not in {1, len(clients)}:
+            raise InputError(f"{len(models)} models cannot be sent to {len(clients)} clients.")
+        number, self._round = self._round, self._round + 1
+        sent = [set_mode(model, target.config) for model in models]
+        own = dict(zip(clients, sent * (len(clients) // len(sent)), strict=True))
+        everyone = [own.get(client, sent[0]) for client in target.among]
+        done = target.cohort.play(everyone, number, among=target.among, shown=clients)
+        assert done.seen is not None  # a strict cohort raises what is wrong with an answer
+        first = done.answers[0]
+        self.fed = joined([batch for answer in done.answers for batch in answer.fed])
+        self.cost = replace(done.cost(first), gradient_distance=self._distance(first, number))
+        return Observation(sent[0], done.seen, self._knowledge(first.bn_statistics))
+
+    def _distance(self, answer: Answer, number: int) -> float | None:
+        """Return how far the first client's upload is from an undefended one; None if the defence changes the names."""
+        one = answer.assignment
+        assert answer.update is not None
+        raw = self._target.cohort.batches(one.index, number, next(one.model.parameters()), prepared=False)
+        source = self._target.cohort.streams.round(one.index, number)
+        plain = plain_update(one.model, raw, one.config, source, round_number=number, client=one.name).tensors
+        sent = answer.update.tensors
+        return relative_distance(plain, sent) if plain.keys() == sent.keys() else None
+
+
 def target_cohort(
     batches: Sequence[Batch], config: RoundConfig, defence: Defence, streams: Streams, *, name: str = "client"
 ) -> Cohort:
-    """Return the clients of one target as a cohort: a client holds what it uses in a round, and uses it in every one.
+    """Return clients who hold what they use in a round, and use it in every one; what is wrong with answers is raised.
+
+    They are a target's, or stand-ins with batches of the attacker's own, who rehearses with a fresh defence.
 
     Args:
         batches: one per client and local step, in this order.
@@ -70,58 +142,10 @@ def target_cohort(
     return Cohort(clients, defence, streams, strict=True, defences={0: defence})
 
 
-class Exchange:
-    """The clients of one target; calling it plays a round.
-
-    Args:
-        cohort: they belong to.
-        config: how they train.
-        knowledge: what the server is granted, given the first client's batch statistics.
-        streams: the cohort's, for what the first client would have sent without a defence.
-        clients: places of the target's clients in the cohort; all by default.
-        first_round: number of the round that is played first.
-
-    Attributes:
-        fed: what the models were fed in the last round.
-        cost: of the first client's defence in the last round.
-    """
-
-    def __init__(
-        self,
-        cohort: Cohort,
-        config: RoundConfig,
-        knowledge: Callable[[BNStatistics], Knowledge],
-        streams: Streams,
-        *,
-        clients: Sequence[int] | None = None,
-        first_round: int = 0,
-    ) -> None:
-        self.fed: Batch | None = None
-        self.cost = CostReport()
-        self._cohort = cohort
-        self._config = config
-        self._knowledge = knowledge
-        self._streams = streams
-        self._clients = list(range(len(cohort))) if clients is None else list(clients)
-        self._round = first_round
-
-    def __call__(self, models: Sequence[nn.Module]) -> Observation:
-        """Send one model to all clients, or one to each in turn, and return what the server sees of their answers."""
-        number, self._round = self._round, self._round + 1
-        sent = [set_mode(model, self._config) for model in models]
-        done = self._cohort.play(sent, number, among=self._clients, shown=self._clients)
-        assert done.seen is not None  # a strict cohort raises what is wrong with an answer
-        first = done.answers[0]
-        self.fed = joined([batch for answer in done.answers for batch in answer.fed])
-        self.cost = replace(done.cost(first), gradient_distance=self._distance(first, number))
-        return Observation(sent[0], done.seen, self._knowledge(first.bn_statistics))
-
-    def _distance(self, answer: Answer, number: int) -> float | None:
-        """Return how far the first client's upload is from an undefended one; None if the defence changes the names."""
-        one = answer.assignment
-        assert answer.update is not None
-        raw = self._cohort.batches(one.index, number, next(one.model.parameters()), prepared=False)
-        source = self._streams.round(one.index, number)
-        plain = plain_update(one.model, raw, one.config, source, round_number=number, client=one.name).tensors
-        sent = answer.update.tensors
-        return relative_distance(plain, sent) if plain.keys() == sent.keys() else None
+def first_round(
+    batches: Sequence[Batch], shape: RoundShape, config: RoundConfig, defence: Defence, streams: Streams, name: str
+) -> TargetRound:
+    """Return the first round of a target's clients; `shape` says how much data that is, the rest as `target_cohort`."""
+    cohort = target_cohort(batches, config, defence, streams, name=name)
+    everyone = tuple(range(len(cohort)))
+    return TargetRound(cohort, everyone, everyone, 0, joined(batches), shape, config)

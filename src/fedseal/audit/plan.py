@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from fedseal.attacks.labels import LABEL_RULES, is_rule, label_rule
 from fedseal.audit.scenario import Scenario
@@ -72,7 +73,7 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     base = _base(setup)
     on_cpu = next(setup.model.parameters()).device.type == "cpu"
     groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
-    defences = {spec: defence_part(spec) for spec in _unique(scenario.defences)}
+    defences = {spec: _defence(setup, spec) for spec in _unique(scenario.defences)}
     attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []
     for defence, attack in product(defences, attacks):
@@ -89,10 +90,16 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
+def _defence(setup: Setup, spec: str) -> Any:
+    """Return what determines a defence, and the training under it where a later round is attacked."""
+    part = defence_part(spec)
+    return part if setup.staging is None else {**part, "training": setup.staging.identity(spec)}
+
+
 def _base(setup: Setup) -> str:
     """Return the hash of what determines all trials of a set-up, beside defence and attack."""
     scenario = setup.scenario
-    named_otherwise = {"name", "data", "model", "defences", "attacks", "metrics", "targets"}
+    named_otherwise = {"name", "data", "model", "stage", "defences", "attacks", "metrics", "targets"}
     settings = scenario.model_dump(mode="json", exclude=named_otherwise)
     settings["attacker"].pop("aware")
     return identity_of(

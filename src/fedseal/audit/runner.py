@@ -19,12 +19,14 @@ from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
 from fedseal.audit.trials import Outcome, TrialRunner
-from fedseal.core.errors import InputError, UsageError
+from fedseal.core.errors import FedsealError, InputError, StorageError, UsageError
 from fedseal.core.files import PathText
-from fedseal.core.watcher import Report, Task, Watcher
+from fedseal.core.watcher import Report, Task, Tick, Watcher
+from fedseal.defences.pipeline import build_defence
 from fedseal.engines.events import Event, Finished, Progressed, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
+from fedseal.federation.simulation import RoundRecord, RoundWatcher
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
@@ -61,8 +63,11 @@ def run_audit(
     watcher = watcher or Watcher()
     root = None if data_root is None else Path(data_root)
     _check_scenarios(scenarios)
-    setups = [build_setup(scenario, data_root=root, device=device) for scenario in scenarios]
+    stages = Path(directory) / "stages"
+    setups = [build_setup(scenario, data_root=root, device=device, stages=stages) for scenario in scenarios]
     plans = [plan_jobs(setup) for setup in setups]
+    for setup in setups:
+        _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
     findings = {setup.scenario.name: examine(setup) for setup in setups}
     with Store(Path(directory), writable=True) as store:
         plan = [
@@ -87,9 +92,11 @@ def run_audit(
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
         left = [(index, job.without(stored)) for index, jobs in enumerate(plans) for job in jobs]
         tasks = [(index, job) for index, job in left if job.trials]
+        for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
+            _train_stage(setups[index], spec, watcher, workers)
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
-        make_work = partial(_make_work, tuple(scenarios), weights, root, device)
+        make_work = partial(_make_work, tuple(scenarios), weights, root, device, stages)
 
         def handle(event: Event) -> None:
             task = Task(tasks[event.index][1].title, key=str(event.index))
@@ -145,7 +152,9 @@ def _check_scenarios(scenarios: Sequence[Scenario]) -> None:
         check_names(scenario)
 
 
-def _make_work(scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str) -> Work:
+def _make_work(
+    scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str, stages: Path
+) -> Work:
     """Build, once per process, the function that runs a task (scenario index, job)."""
     lpips = load_lpips()
     runners: dict[int, TrialRunner] = {}
@@ -153,7 +162,7 @@ def _make_work(scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_r
     def work(task: tuple[int, Job], report: Report) -> list[Outcome]:
         index, job = task
         if index not in runners:
-            setup = build_setup(scenarios[index], data_root=data_root, device=device)
+            setup = build_setup(scenarios[index], data_root=data_root, device=device, stages=stages)
             if setup.weights_hash != weights[index]:
                 raise InputError(
                     f"model {scenarios[index].model} has other weights each time it is built.",
@@ -163,6 +172,32 @@ def _make_work(scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_r
         return runners[index].run(job, report)
 
     return work
+
+
+class _StageWatcher(RoundWatcher):
+    """Tells how far the training up to the attacked round is."""
+
+    def __init__(self, task: Task, watcher: Watcher) -> None:
+        self._task, self._watcher = task, watcher
+
+    def finished(self, record: RoundRecord, rounds: int) -> None:
+        self._watcher.advanced(self._task, Tick((record.round + 1) / rounds))
+
+
+def _train_stage(setup: Setup, spec: str, watcher: Watcher, workers: int) -> None:
+    """Train up to the attacked round under one defence, so that no two trials do; what it cannot, its trials say."""
+    if setup.staging is None:
+        return
+    task = Task(f"training under {spec} before the attack", key=f"stage/{setup.scenario.name}/{spec}")
+    watcher.started(task)
+    try:
+        told = _StageWatcher(task, watcher)
+        setup.staging.federation(build_defence(spec), spec, watcher=told, workers=workers)
+    except StorageError:
+        raise
+    except FedsealError as error:
+        watcher.remarked("problem", f"there is no training under {spec} to be attacked: {error}")
+    watcher.finished(task, 0)
 
 
 def _keep(store: Store, outcomes: Sequence[Outcome]) -> None:

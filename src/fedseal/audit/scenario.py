@@ -6,9 +6,10 @@ initialisation, auxiliary information, local steps, defence) plus what the attac
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
@@ -73,6 +74,42 @@ class AttackerConfig(_Config):
         return "true" if value is True else value  # what YAML makes of an unquoted `true`
 
 
+class StageConfig(_Config):
+    """When in a training the attacked round is played (FedLeak's stage of training).
+
+    The federation is trained up to there, under each defence by itself: its clients hold the scenario's private data
+    and train as `client` says. What they send in that round is attacked, with their defences as they then are.
+
+    Attributes:
+        round: number of the attacked round, from 0: so many are trained before. With a checkpoint, by default the one
+            that comes next.
+        clients: how many the private data are dealt to; each one's upload of the round is a target.
+        partition: spec of the partitioner.
+        clients_per_round: sampled of them for each round; all if None.
+        server_learning_rate, server_momentum: on the averaged change.
+        checkpoint: directory of a `fedseal train` run, or one of its checkpoint files: its federation is attacked, as
+            far as it was trained, or trained on. Then everything but `round` is the training's.
+    """
+
+    round: int | None = Field(None, ge=0)
+    clients: int = Field(10, ge=1)
+    partition: str = "iid"
+    clients_per_round: int | None = Field(None, ge=1)
+    server_learning_rate: float = Field(1.0, gt=0)
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    checkpoint: Path | None = None
+
+    @model_validator(mode="after")
+    def _some_round(self) -> Self:
+        if self.round is None and self.checkpoint is None:
+            raise ValueError("give the round that is attacked, or a checkpoint")
+        fields = type(self).model_fields
+        changed = [n for n in fields if n not in {"round", "checkpoint"} and getattr(self, n) != fields[n].default]
+        if self.checkpoint is not None and changed:
+            raise ValueError(f"{' and '.join(changed)} is as in the training of the checkpoint; leave it out")
+        return self
+
+
 class Scenario(_Config):
     """A set-up with the defences and attacks to run on it.
 
@@ -90,6 +127,7 @@ class Scenario(_Config):
         attacker: see `AttackerConfig`.
         defences: specs of defence pipelines (`none`, `topk:ratio=0.8`, `gaussian+topk`).
         attacks: specs of attacks.
+        stage: attack a round of a training rather than a first one; see `StageConfig`.
         metrics: specs of further metrics of the reconstructions, kept beside the usual ones.
         targets: independent batches attacked per cell.
         iterations: optimisation steps per start, or None for each attack's own.
@@ -103,6 +141,7 @@ class Scenario(_Config):
     model: str = "lenet:init=wide-uniform"
     client: ClientConfig = ClientConfig()
     attacker: AttackerConfig = AttackerConfig()
+    stage: StageConfig | None = None
     defences: Texts = Field(("none",), min_length=1)
     attacks: Texts = Field(("ig",), min_length=1)
     metrics: Texts = ()

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedseal.audit.exchange import Exchange, TargetStreams, target_cohort
+from fedseal.audit.exchange import Exchange, TargetRound, TargetStreams, first_round
 from fedseal.audit.scenario import Scenario
+from fedseal.audit.stage import Ground, Staging, scenario_ground, trained_ground
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import CostReport, Defence, RoundShape
@@ -25,7 +26,7 @@ from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
-from fedseal.federation.cohort import federated_model, joined
+from fedseal.federation.cohort import federated_model
 from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
@@ -42,12 +43,14 @@ class Target:
         fed: what the model was fed instead, by a defence that changes data; the originals otherwise.
         observation: what a naive attacker sees; of the last round, if an active one asked for several.
         cost: of the defence in this round.
+        defence: the first client's, as the round left it.
     """
 
     originals: Batch
     fed: Batch
     observation: Observation
     cost: CostReport
+    defence: Defence
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Setup:
         strangers: private images that are nobody's target, held back from attacks, priors and baselines, to rank
             originals among; of each class, where the attacker is given the labels.
         data_hash, weights_hash: contents, for trial keys.
+        staging: trains up to the attacked round; None if a first round is attacked.
     """
 
     scenario: Scenario
@@ -75,14 +79,22 @@ class Setup:
     strangers: Batch
     data_hash: str
     weights_hash: str
+    staging: Staging | None = None
 
     def shape(self, defence: Defence) -> RoundShape:
         """Return how much data is behind an update under a defence."""
         client = self.scenario.client
         return defence.reshape(RoundShape(client.batch_size, client.local_steps, client.aggregate))
 
-    def wrapped_model(self, defence: Defence) -> nn.Module:
-        """Return the model the federation trains under a defence: a copy, seeded where the defence adds to it."""
+    def wrapped_model(self, defence: Defence, name: str = "") -> nn.Module:
+        """Return the model clients are sent under a defence: a copy, seeded where the defence adds to it.
+
+        Args:
+            defence: fresh.
+            name: its spec, which names its training where a later round is attacked.
+        """
+        if self.staging is not None:
+            return set_mode(self.staging.model(defence, name or defence.name), self.config)
         return set_mode(federated_model(defence, copy.deepcopy(self.model), self.scenario.seed), self.config)
 
     def batches(self, target: int, shape: RoundShape) -> list[Batch]:
@@ -111,18 +123,22 @@ class Setup:
             attack: whose server sends the model; one that is active alters it, and may ask for several rounds.
             seed: of what such an attack draws.
         """
-        model = model or self.wrapped_model(defence)
+        model = model or self.wrapped_model(defence, name)
+        played = self._round(defence, target, name)
+        about = partial(self._knowledge, played.shape, played.originals)
+        exchange = Exchange(played, about)
+        observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
+        own = played.cohort.defence(played.clients[0])
+        return Target(played.originals, exchange.fed, observation, exchange.cost, own)
+
+    def _round(self, defence: Defence, target: int, name: str) -> TargetRound:
+        """Return the attacked round of one target: a first one, or one of a training."""
+        if self.staging is not None:
+            return self.staging.target(defence, name or defence.name, target)
         shape = self.shape(defence)
-        batches = self.batches(target, shape)
-        originals = joined(batches)
         config = replace(self.config, local_steps=shape.local_steps)
         streams = TargetStreams(self.scenario.seed, (name, target))
-        cohort = target_cohort(batches, config, defence, streams, name=f"client-{target}")
-        exchange = Exchange(cohort, config, partial(self._knowledge, shape, originals), streams)
-        knowledge = self._knowledge(shape, originals, {})
-        observation = exchange([model]) if attack is None else attack.provoke(model, knowledge, exchange, seed)
-        fed = originals if exchange.fed is None else exchange.fed
-        return Target(originals, fed, observation, exchange.cost)
+        return first_round(self.batches(target, shape), shape, config, defence, streams, f"client-{target}")
 
     def _knowledge(
         self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -161,42 +177,85 @@ def make_aware(observation: Observation, defence: Defence, spec: str | None = No
     return replace(observation, knowledge=knowledge)
 
 
-def build_setup(scenario: Scenario, *, data_root: Path | None = None, device: str = "cpu") -> Setup:
-    """Load the data, split it, build and check the model."""
-    where = find_device(device)
-    dataset = DATASETS.build(scenario.data, data_root=data_root)
-    private, public = split_public(dataset, scenario.public_fraction, scenario.seed)
+def build_setup(
+    scenario: Scenario, *, data_root: Path | None = None, device: str = "cpu", stages: Path | None = None
+) -> Setup:
+    """Load the data, split it, build and check the model.
+
+    Args:
+        scenario: what is asked for.
+        data_root: where local data sets lie.
+        device: where everything is computed.
+        stages: where the state of trainings is kept, if a later round is attacked; in memory, if None.
+    """
+    where, granted = find_device(device), scenario.attacker.public_images
+    if scenario.stage is not None and scenario.stage.checkpoint is not None:
+        ground, private, config = trained_ground(scenario, data_root=data_root, device=device)
+        model, content = ground.model, hash_tensors({"images": private.images, "labels": private.labels})
+        public = Batch(ground.test.images[:granted], ground.test.labels[:granted])
+    else:
+        dataset = DATASETS.build(scenario.data, data_root=data_root)
+        private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)
+        public = rest.batch(torch.arange(min(len(rest), granted)))
+        content = hash_tensors({"images": dataset.images, "labels": dataset.labels})
+        config = _round_config(scenario, dataset)
+        classes = len(dataset.classes)
+        model = build_model(scenario.model, input_shape=dataset.shape, num_classes=classes, seed=scenario.seed)
+        model, ground = model.to(where, _DTYPES[scenario.client.dtype]), None
+    like = next(model.parameters())
+    public = public.to(like.device, like.dtype)
+    if scenario.stage is not None and ground is None:
+        ground = scenario_ground(scenario, private, model, public, config)
+    staging = None if ground is None or scenario.stage is None else _staging(scenario, ground, stages)
     images = _images_per_target(scenario)
+    return Setup(
+        scenario,
+        private,
+        public,
+        set_mode(model, config),
+        config,
+        images,
+        _draw_strangers(private, scenario, _targeted(private, scenario, images, staging)).to(like.device, like.dtype),
+        content,
+        hash_tensors(model.state_dict()),
+        staging,
+    )
+
+
+def _round_config(scenario: Scenario, dataset: ImageDataset) -> RoundConfig:
+    client = scenario.client
+    return RoundConfig(
+        local_steps=client.local_steps,
+        learning_rate=client.learning_rate,
+        bn_mode=client.bn_mode,
+        train_mode=client.train_mode,
+        loss_reduction=client.loss_reduction,
+        normalisation=dataset.normalisation if client.normalise else IDENTITY,
+    )
+
+
+def _staging(scenario: Scenario, ground: Ground, stages: Path | None) -> Staging:
+    assert scenario.stage is not None
+    client = scenario.client
+    plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
+    return Staging(scenario.stage, ground, lambda defence: defence.reshape(plain), stages)
+
+
+def _targeted(private: ImageDataset, scenario: Scenario, images: int, staging: Staging | None) -> torch.Tensor:
+    """Return the places of the private images that may be attacked; refuse if there are not as many.
+
+    The first quarter of the order counts as attacked, so that up to that more targets take no stranger away.
+    """
+    if staging is not None:
+        return staging.attacked(scenario.defences)
     needed = scenario.targets * images
     if needed > len(private):
         raise InputError(
             f"{scenario.targets} targets of {images} images need {needed} private ones, "
-            f"{dataset.name} leaves {len(private)}.",
+            f"{private.name} leaves {len(private)}.",
             hint="Lower `targets` or `client.batch_size`, or use a larger data set.",
         )
-    classes = len(dataset.classes)
-    model = build_model(scenario.model, input_shape=dataset.shape, num_classes=classes, seed=scenario.seed)
-    model = model.to(where, _DTYPES[scenario.client.dtype])
-    config = RoundConfig(
-        local_steps=scenario.client.local_steps,
-        learning_rate=scenario.client.learning_rate,
-        bn_mode=scenario.client.bn_mode,
-        train_mode=scenario.client.train_mode,
-        loss_reduction=scenario.client.loss_reduction,
-        normalisation=dataset.normalisation if scenario.client.normalise else IDENTITY,
-    )
-    like = next(model.parameters())
-    return Setup(
-        scenario,
-        private,
-        public.batch(torch.arange(min(len(public), scenario.attacker.public_images))).to(like.device, like.dtype),
-        set_mode(model, config),
-        config,
-        images,
-        _draw_strangers(private, scenario, needed).to(like.device, like.dtype),
-        hash_tensors({"images": dataset.images, "labels": dataset.labels}),
-        hash_tensors(model.state_dict()),
-    )
+    return _target_order(private, scenario)[: max(needed, len(private) // 4)]
 
 
 def _target_order(private: ImageDataset, scenario: Scenario) -> torch.Tensor:
@@ -204,12 +263,10 @@ def _target_order(private: ImageDataset, scenario: Scenario) -> torch.Tensor:
     return torch.randperm(len(private), generator=generator(scenario.seed, "targets"))
 
 
-def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: int) -> Batch:
-    """Return images of the same source that are nobody's target, the same ones however many targets there are.
-
-    They come from beyond the first quarter of the order: up to that, more targets take none of them away.
-    """
-    rest = _target_order(private, scenario)[max(targeted, len(private) // 4) :]
+def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: torch.Tensor) -> Batch:
+    """Return images of the same source that are nobody's target, the same ones however many targets there are."""
+    order = _target_order(private, scenario)
+    rest = order[~torch.isin(order, targeted)]
     return private.batch(draw_strangers(private.labels, rest, by_class=scenario.attacker.labels == "true"))
 
 

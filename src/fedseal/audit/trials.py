@@ -70,7 +70,7 @@ class TrialRunner:
 
     def _attack(self, job: Job, report: Report) -> list[Outcome]:
         defences = [build_defence(job.defence) for _ in job.trials]
-        model = self._setup.wrapped_model(defences[0])
+        model = self._setup.wrapped_model(defences[0], job.defence)
         attack = ATTACKS.build(job.attack)
         seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
         targets = [
@@ -78,8 +78,8 @@ class TrialRunner:
             for defence, trial, seed in zip(defences, job.trials, seeds, strict=True)
         ]
         observations = [
-            make_aware(target.observation, defence, job.defence) if job.aware else target.observation
-            for target, defence in zip(targets, defences, strict=True)
+            make_aware(target.observation, target.defence, job.defence) if job.aware else target.observation
+            for target in targets
         ]
         attack.check(observations[0])
         truth = torch.stack([target.originals.images for target in targets])

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedseal.core.errors import InputError, StorageError, UsageError
 from fedseal.core.files import write_atomically
+from fedseal.models.checkpoint import SEPARATOR
 
 _FORMAT = 1
-_SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Checkpoint:
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; a crash leaves the last one."""
     tensors = {
-        f"{part}{_SEPARATOR}{name}": tensor.detach().cpu().contiguous().clone()
+        f"{part}{SEPARATOR}{name}": tensor.detach().cpu().contiguous().clone()
         for part, named in checkpoint.parts.items()
         for name, tensor in named.items()
     }
@@ -51,12 +51,28 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(path: Path, identity: str) -> Checkpoint:
     """Read a checkpoint of the run that `identity` names; any other, or a damaged one, is refused."""
+    head, parts = _read(path, tensors=True)
+    if head["identity"] != identity:
+        raise UsageError(
+            f"{path} belongs to another run: model, data, defence, configuration or code differ.",
+            hint="Delete it to start again, or choose another --out.",
+        )
+    return Checkpoint(identity, head["history"], parts)
+
+
+def rounds_behind(path: Path) -> int:
+    """Return how many rounds a checkpoint has behind it, whatever run it is of."""
+    return len(_read(path, tensors=False)[0]["history"]["rounds"])
+
+
+def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Return a checkpoint's head and, if asked for, its tensors by part."""
     try:
         with safe_open(path, framework="pt") as file:
             head = json.loads((file.metadata() or {}).get("fedseal", "null"))
             parts: dict[str, dict[str, Tensor]] = {}
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                part, _, name = key.partition(_SEPARATOR)
+            for key in file.keys() if tensors else ():
+                part, _, name = key.partition(SEPARATOR)
                 parts.setdefault(part, {})[name] = file.get_tensor(key)
     except OSError as error:
         raise StorageError(f"cannot read the checkpoint {path}: {error}.", hint="Check the path.") from error
@@ -66,9 +82,4 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint:
         ) from error
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
         raise InputError(f"{path} is not a checkpoint of this version.", hint="Delete it to start again.")
-    if head["identity"] != identity:
-        raise UsageError(
-            f"{path} belongs to another run: model, data, defence or configuration differ.",
-            hint="Delete it to start again, or choose another --out.",
-        )
-    return Checkpoint(identity, head["history"], parts)
+    return head, parts

@@ -1,4 +1,4 @@
-"""Weights from and to safetensors files; pickles are not read."""
+"""Weights from and to safetensors files; pickles are not read. The global model of a federation's checkpoint is one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from fedseal.core.errors import InputError
 from fedseal.core.files import write_atomically
 from fedseal.core.tensors import check_finite, check_like
 
+SEPARATOR = "|"
+"""Between part and name in a federation's checkpoint, whose global model is the part `model`."""
+
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Load a whole state dict from a safetensors file; names, shapes and dtypes must match."""
+    """Load a whole state dict from a safetensors file; names, shapes and dtypes must match.
+
+    Of a checkpoint of `fedseal train` the global model is taken, as it was after the last round there.
+    """
     try:
         tensors = load_file(path)
     except FileNotFoundError as error:
@@ -24,6 +30,9 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
             f"{path} is not a readable safetensors file: {error}.",
             hint="Convert the weights with safetensors.torch.save_file(model.state_dict(), PATH).",
         ) from error
+    prefix = f"model{SEPARATOR}"
+    if tensors and all(SEPARATOR in name for name in tensors):
+        tensors = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     check_like(tensors, model.state_dict(), f"checkpoint {path}")
     check_finite({name: t for name, t in tensors.items() if t.is_floating_point()}, f"checkpoint {path}")
     model.load_state_dict(tensors)

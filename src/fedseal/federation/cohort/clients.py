@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class Held:
         return self.data if indices is None else Batch(self.data.images[indices], self.data.labels[indices])
 
 
+Choice: TypeAlias = Callable[[ClientData, int], Sequence[Batch]]
+"""Maps a client's data and the number of a round to the batches of that round's local steps."""
+
+
 @dataclass(frozen=True)
 class Client:
     """Who takes part.
@@ -46,14 +50,13 @@ class Client:
         name: of the client; states of different clients never meet.
         data: all it holds.
         config: how it trains.
-        choose: maps its data, which may be another set by what its defence prepared, and the number of a round to the
-            batches of that round's local steps.
+        choose: what it uses of its data, or of what its defence prepared in their place.
     """
 
     name: str
     data: ClientData
     config: RoundConfig
-    choose: Callable[[ClientData, int], Sequence[Batch]]
+    choose: Choice
 
 
 def held_by(

@@ -25,9 +25,9 @@ from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors
-from fedseal.federation.client import ClientRound
+from fedseal.federation.client import ClientRound, RoundConfig
 from fedseal.federation.cohort.answers import Answer, Assignment, Strategy
-from fedseal.federation.cohort.clients import Client, ClientData, Held
+from fedseal.federation.cohort.clients import Choice, Client, ClientData, Held
 from fedseal.federation.cohort.one_by_one import InTurn
 from fedseal.federation.cohort.traffic import dense_bytes, message_bytes
 from fedseal.federation.server import RunningMean, mean_update
@@ -98,6 +98,10 @@ class Cohort:
         weighting: clients count by the number of their (prepared) `examples`, or alike.
         strict: raise what is wrong with an answer, rather than drop the client for the round.
         defences: instances that clients have already, by place.
+
+    Attributes:
+        streams: as given.
+        server_side: the server's copy of the defence.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class Cohort:
     ) -> None:
         self._clients = list(clients)
         self._fresh = copy.deepcopy(defence)
-        self._streams = streams
+        self.streams = streams
         self._train: Strategy = train or InTurn()
         self._weighting = weighting
         self._strict = strict
@@ -143,10 +147,14 @@ class Cohort:
             if defence.uses("prepare"):
                 whole = self._clients[client].data.batch()
                 whole = whole.to(device or whole.images.device, dtype or whole.images.dtype)
-                prepared = defence.prepare(whole, self._streams.prepare(client))
+                prepared = defence.prepare(whole, self.streams.prepare(client))
                 if prepared is not whole:
                     self._data[client] = Held(prepared)
         return self._defences[client]
+
+    def config(self, client: int) -> RoundConfig:
+        """Return how a client trains."""
+        return self._clients[client].config
 
     def examples(self, client: int) -> int:
         """Return how many images a client trains on, after what its defence prepared."""
@@ -208,6 +216,20 @@ class Cohort:
         """Return what the server can read of an upload, or of the mean of several."""
         return Update(self.server_side.server_view(update.tensors), update.kind)
 
+    def branch(self, number: int, train: Strategy | None = None) -> Cohort:
+        """Return a cohort that goes on from here by itself: data are shared, the state of defences is copied.
+
+        Args:
+            number: of the round whose batches its clients use, in whatever round they are asked.
+            train: how they are trained. What is wrong with an answer is raised.
+        """
+        clients = [replace(one, choose=_always(one.choose, number)) for one in self._clients]
+        other = Cohort(clients, self._fresh, self.streams, train=train, weighting=self._weighting, strict=True)
+        other.server_side = copy.deepcopy(self.server_side)
+        other._defences = {client: copy.deepcopy(defence) for client, defence in self._defences.items()}
+        other._data = dict(self._data)
+        return other
+
     def _held(self, client: int) -> ClientData:
         return self._data.get(client, self._clients[client].data)
 
@@ -217,14 +239,14 @@ class Cohort:
             like = next(model.parameters())
             defence = self.defence(client, like.device, like.dtype)
             batches = self.batches(client, number, like)
-            source = self._streams.round(client, number)
+            source = self.streams.round(client, number)
             yield Assignment(client, one.name, model, batches, one.config, defence, source)
 
     def _in_turn(self, clients: list[int], number: int) -> list[int]:
         """Return the order in which clients train: at random where the first decides for the others (`broadcast`)."""
         if len(clients) == 1 or not self._fresh.uses("broadcast"):
             return clients
-        order = torch.randperm(len(clients), generator=self._streams.turns(number))
+        order = torch.randperm(len(clients), generator=self.streams.turns(number))
         return [clients[int(place)] for place in order]
 
     def _spread(self, answer: Answer, order: Sequence[int], done: CohortRound) -> None:
@@ -268,6 +290,11 @@ class Cohort:
         kind = self._clients[done.indices[0]].config.kind
         done.aggregate = Update(self.server_side.on_aggregate(mean.value()), kind)
         done.buffers = buffers.value() if buffers.weight else {}
+
+
+def _always(choose: Choice, number: int) -> Choice:
+    """Return the choice of one round for all."""
+    return lambda data, _: choose(data, number)
 
 
 def federated_model(defence: Defence, model: nn.Module, seed: int) -> nn.Module:

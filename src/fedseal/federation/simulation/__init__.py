@@ -10,11 +10,12 @@ from fedseal.federation.cohort import ClientData
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
 from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
-from fedseal.federation.simulation.loop import SimulationResult, simulate
+from fedseal.federation.simulation.loop import Federation, SimulationResult, simulate
 
 __all__ = [
     "ClientData",
     "DroppedClient",
+    "Federation",
     "FederationConfig",
     "History",
     "RoundRecord",

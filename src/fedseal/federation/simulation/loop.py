@@ -80,18 +80,9 @@ def simulate(
         workers: clients trained at once, one thread each; by default as many as PyTorch has threads. The curve does
             not depend on it.
     """
-    at_once = workers or torch.get_num_threads()
-    with one_thread():
-        federation = _Federation(config, model, clients, test, defence or Defence(), normalisation, at_once)
-        watcher = listener or RoundWatcher()
-        if checkpoint is not None and checkpoint.exists():
-            federation.restore(load_checkpoint(checkpoint, federation.identity))
-        for number in range(len(federation.history.rounds), config.rounds):
-            record = federation.play(number, watcher)
-            if checkpoint is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == config.rounds):
-                save_checkpoint(checkpoint, federation.checkpoint())
-            watcher.finished(record, config.rounds)
-        return SimulationResult(federation.history, federation.model)
+    federation = Federation(config, model, clients, test, defence, normalisation=normalisation, workers=workers)
+    federation.run(config.rounds, listener=listener, checkpoint=checkpoint, checkpoint_every=checkpoint_every)
+    return SimulationResult(federation.history, federation.model)
 
 
 @dataclass(frozen=True)
@@ -114,10 +105,53 @@ class SeededStreams:
         return generator(self.seed, "turns", number)
 
 
-class _Federation:
-    """A federation between two rounds: the global model, the server, and each client's defence."""
+class Federation:
+    """A federation between two rounds: the global model, the server, and its clients, each with its own defence.
+
+    Args as for `simulate`.
+
+    Attributes:
+        identity: hash of what determines the run, but for how far it goes.
+        model: the global model.
+        cohort: the clients.
+        history: of the rounds played.
+    """
 
     def __init__(
+        self,
+        config: FederationConfig,
+        model: nn.Module,
+        clients: Sequence[ClientData],
+        test: Batch,
+        defence: Defence | None = None,
+        *,
+        normalisation: Normalisation = IDENTITY,
+        workers: int | None = None,
+    ) -> None:
+        at_once = workers or torch.get_num_threads()
+        with one_thread():
+            self._set_up(config, model, clients, test, defence or Defence(), normalisation, at_once)
+
+    def run(
+        self,
+        rounds: int,
+        *,
+        listener: RoundWatcher | None = None,
+        checkpoint: Path | None = None,
+        checkpoint_every: int = 1,
+    ) -> None:
+        """Play until so many rounds are over; arguments as for `simulate`."""
+        watcher = listener or RoundWatcher()
+        with one_thread():
+            if checkpoint is not None and checkpoint.exists():
+                self.restore(load_checkpoint(checkpoint, self.identity))
+            for number in range(len(self.history.rounds), rounds):
+                record = self.play(number, watcher)
+                if checkpoint is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == rounds):
+                    save_checkpoint(checkpoint, self.checkpoint())
+                watcher.finished(record, rounds)
+
+    def _set_up(
         self,
         config: FederationConfig,
         model: nn.Module,
@@ -140,7 +174,7 @@ class _Federation:
         like = next(self.model.parameters())
         self._test = test.to(like.device, like.dtype)
         self._optimiser = ServerOptimiser(config.server_learning_rate, config.server_momentum, config.learning_rate)
-        self._shared = running_statistics(self.model) if config.bn_mode == "train-exact-stats" else []
+        self.shared = running_statistics(self.model) if config.bn_mode == "train-exact-stats" else []
         self._dense = dense_bytes(self.model)
         example = clients[0].batch(torch.arange(1)).to(like.device, like.dtype)
         vectorised = self._vectorises(example)
@@ -163,17 +197,10 @@ class _Federation:
 
         return Client(name_of(index), data, self._config.round_config(shape.local_steps, self._normalisation), choose)
 
-    def chosen(self, number: int) -> tuple[list[int], list[int]]:
-        """Return who is sampled for a round and answers, and who is sampled and does not."""
-        seed = self._config.seed
-        sampled = sample_clients(len(self.cohort), self._sampled, seed, number)
-        silent = [index for index in sampled if drops_out(self._config.dropout, seed, number, index)]
-        return [index for index in sampled if index not in silent], silent
-
     def play(self, number: int, listener: RoundWatcher) -> RoundRecord:
         """Run one round and return its record, which is in the history then."""
         config, start = self._config, time.perf_counter()
-        answering, silent = self.chosen(number)
+        answering, silent = sampled_for(self._config, len(self.cohort), number)
         inspects = listener.inspects(number)
         done = self.cohort.play(
             [self.model],
@@ -248,7 +275,7 @@ class _Federation:
         """Return what trains clients; one after the other where the first decides for the others (`broadcast`)."""
         at_once = 1 if self._prototype.uses("broadcast") else min(workers, self._sampled)
         pair = example.images.expand(2, -1, -1, -1)  # one image has no batch statistics
-        return OneByOne(self.model, at_once, self._normalisation(pair), self._shared)
+        return OneByOne(self.model, at_once, self._normalisation(pair), self.shared)
 
     def _vectorises(self, example: Batch) -> bool:
         if self._config.vectorise == "never":
@@ -290,6 +317,13 @@ class _Federation:
 def name_of(index: int) -> str:
     """Return a client's name."""
     return f"client-{index}"
+
+
+def sampled_for(config: FederationConfig, clients: int, number: int) -> tuple[list[int], list[int]]:
+    """Return who of so many clients is sampled for a round and answers, and who is sampled and does not."""
+    sampled = sample_clients(clients, config.clients_per_round or clients, config.seed, number)
+    silent = [index for index in sampled if drops_out(config.dropout, config.seed, number, index)]
+    return [index for index in sampled if index not in silent], silent
 
 
 def _shapes(
