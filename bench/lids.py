@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from fedseal.attacks.active.seer.attacker import SeerAttacker
 from fedseal.attacks.active.seer.fitting import Trainee
-from fedseal.attacks.active.seer.library import trained_attacker
 from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.attacks.active.seer.properties import PROPERTIES, Property, property_scores
 from fedseal.core.batch import IDENTITY, Batch
@@ -34,7 +33,7 @@ from fedseal.core.files import write_atomically
 from fedseal.core.hashing import hash_json
 from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
-from fedseal.defences.lids.construction import Construction, Recipe, construct, lids_directory
+from fedseal.defences.lids.construction import Construction, Recipe, construct
 from fedseal.defences.lids.defence import Lids
 from fedseal.defences.lids.groups import Groups, form_batches
 from fedseal.federation.cohort import Held
@@ -45,6 +44,8 @@ from fedseal.metrics.judge import train_judge
 from fedseal.metrics.lpips import load_lpips
 from fedseal.metrics.recovery import label_recognition, recovery
 from fedseal.models.registry import build_model
+from fedseal.preparation import library
+from fedseal.report.progress import TerminalProgress
 
 Case = Literal["none", "lids", "lids-a", "lids, adaptive"]
 CASES: tuple[Case, ...] = ("none", "lids", "lids-a", "lids, adaptive")
@@ -163,12 +164,9 @@ class Bench:
         epochs = e.epochs if of == "client" else e.attacker_epochs
         data = self.parts.client if of == "client" else self.parts.auxiliary
         recipe = Recipe(e.samples, e.tau, augmented, epochs, e.seed)
-        return construct(
-            data,
-            recipe,
-            directory=lids_directory(),
-            progress=lambda epoch, loss: _say(f"autoencoder of the {of}: epoch {epoch}, error {loss:.5f}", epoch, 10),
-        )
+        CONSOLE.print(f"groups of the {of}", highlight=False)
+        with TerminalProgress(CONSOLE) as progress:
+            return construct(data, recipe, library(), progress)
 
     def attacker(self, kind: Property, adaptive: bool) -> SeerAttacker:
         """Return the trained attacker of a property."""
@@ -178,8 +176,8 @@ class Bench:
         )
         groups = self.groups(True, "auxiliary").groups if adaptive else None
         trainee = Trainee(self.model(e.model, e.seed), self.parts.auxiliary, self.parts.classes, IDENTITY, plan, groups)
-        who = f"{kind}, adaptive" if adaptive else kind
-        return trained_attacker(trainee, progress=lambda step, loss: _say(f"SEER {who}: {step}, {loss:.4f}", step, 500))
+        with TerminalProgress(CONSOLE) as progress:
+            return library().get(trainee, progress)
 
     def row(self, kind: Property, case: Case) -> dict[str, Any]:
         """Attack the batches of one property under one defence."""
@@ -299,11 +297,6 @@ def _distances(shown: Tensor, images: Tensor) -> Tensor:
 def _shares(data: Batch, clients: int) -> list[tuple[Tensor, Tensor]]:
     size = len(data) // clients
     return list(zip(torch.split(data.images, size), torch.split(data.labels, size), strict=True))[:clients]
-
-
-def _say(text: str, number: int, every: int) -> None:
-    if number % every == 0:
-        CONSOLE.print(text, highlight=False)
 
 
 def _interval(value: dict[str, float] | None, digits: int, factor: float = 1.0) -> str:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 import yaml
+from rich.console import Console
 from torch import Tensor
 
 from fedseal.attacks.active.seer.attacker import SeerAttacker
 from fedseal.attacks.active.seer.fitting import Trainee
-from fedseal.attacks.active.seer.library import trained_attacker
 from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.attacks.active.seer.properties import Property, property_scores
 from fedseal.core.batch import IDENTITY
@@ -28,6 +28,8 @@ from fedseal.core.seeds import generator
 from fedseal.metrics.image import psnr
 from fedseal.metrics.intervals import Interval, bootstrap_mean
 from fedseal.models.registry import build_model
+from fedseal.preparation import library
+from fedseal.report.progress import TerminalProgress
 from lids import Experiment, Parts, cut
 
 HEAD = (
@@ -148,7 +150,8 @@ def train(experiment: Experiment, parts: Parts, kind: Property, clients: int) ->
     plan = SeerPlan(kind, mode, experiment.batch_size, clients, experiment.steps, seed=experiment.seed)
     model = build_model(experiment.model, input_shape=parts.shape, num_classes=parts.classes, seed=experiment.seed)
     trainee = Trainee(model, parts.auxiliary, parts.classes, IDENTITY, plan)
-    return trained_attacker(trainee, progress=lambda step, loss: print(f"{clients} clients: {step}, {loss:.4f}"))
+    with TerminalProgress(Console()) as progress:
+        return library().get(trainee, progress)
 
 
 def row(name: str, clients: int, seconds: float, outcome: Outcome) -> str:

@@ -24,6 +24,7 @@ LEVELS = (
     {"information"},
     {"attacks", "flower", "nvflare"},
     {"defences", "detection"},
+    {"preparation"},
     {"federation"},
     {"metrics"},
     {"models", "data"},
@@ -42,8 +43,7 @@ ALLOWED = {
         "attacks.active.seer",
         "defences.lids",
     ): "SEER adapted to LIDS rebuilds its mini-groups, as that paper evaluates it",
-    ("audit.seer", "attacks.active.seer"): "prepares SEER's network",
-    ("cli.networks", "defences.refiner"): "prepares Refiner's evaluation network",
+    ("cli.prepare", "defences.refiner"): "writes Refiner's evaluation network into a file",
 }
 """Concrete methods that are imported from outside, and why."""
 HEAVY = ("torch", "scipy", "matplotlib", "numpy", "skimage", "PIL")

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
+from fedseal.attacks.active.seer import fitting
 from fedseal.attacks.active.seer.attack import SeerAttack, summed_gradient
-from fedseal.attacks.active.seer.attacker import attacker_file, checkpoint_file
 from fedseal.attacks.active.seer.batches import Auxiliary, Drawn
-from fedseal.attacks.active.seer.fitting import Trainee, combinations, train_seer
-from fedseal.attacks.active.seer.library import find_attacker, trained_attacker
+from fedseal.attacks.active.seer.fitting import Trainee, combinations
 from fedseal.attacks.active.seer.plan import SeerPlan, preset
 from fedseal.attacks.active.seer.properties import property_scores
 from fedseal.attacks.active.seer.signals import EntryReader, HeadReader, choose_entries
+from fedseal.audit.preparation import prepare
+from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.seer import train_attackers
 from fedseal.audit.setup import build_setup
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Defence
 from fedseal.core.errors import CapabilityError, InputError, UsageError
 from fedseal.core.seeds import generator
+from fedseal.core.watcher import Severity, Task, Tick, Watcher
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round, set_mode
 from fedseal.models.registry import build_model
+from fedseal.preparation import Library, items, library
 
 SHAPE = (1, 8, 8)
 
@@ -137,7 +140,7 @@ def test_a_short_training_on_digits_isolates_the_brightest():
     data = digits()
     plan = SeerPlan(steps=450, accumulate=8, learning_rate=2e-3, augment=False)
     aux, rest = (Batch(data.images[part], data.labels[part]) for part in (slice(4000), slice(4000, None)))
-    attacker = train_seer(Trainee(model(width=24), aux, 10, IDENTITY, plan))
+    attacker = Library(None).get(Trainee(model(width=24), aux, 10, IDENTITY, plan))
     losses = [loss for _, loss in attacker.curve]
     assert losses[-1] < 0.25 * losses[0]
     places = torch.stack([torch.randperm(len(rest), generator=generator(1, i))[:8] for i in range(128)])
@@ -156,7 +159,7 @@ def test_a_short_training_on_digits_isolates_the_brightest():
 
 @pytest.mark.parametrize("changes", [{"select": "entries", "least": 100}, {"rank": 12}, {"property": "hedge"}])
 def test_every_way_of_training_runs(changes: dict[str, object]):
-    attacker = train_seer(trainee(**changes))
+    attacker = Library(None).get(trainee(**changes))
     shown = attacker.decode_batches(digits().images[None, :8], digits().labels[None, :8])
     assert shown.shape == (1, *SHAPE)
     assert bool(((shown >= 0) & (shown <= 1)).all())
@@ -171,46 +174,53 @@ def test_with_a_threshold_one_image_of_one_client_passes():
     assert passed[:, 0].sum(1).tolist() == [1] * 32
     assert passed[:, 1].sum(1).tolist() == [0] * 32
     assert bool(passed[torch.arange(32), 0, drawn.top].all())
-    assert train_seer(trainee(mode="thresh", clients=3)).threshold is not None
+    assert Library(None).get(trainee(mode="thresh", clients=3)).threshold is not None
 
 
-def test_training_resumes_where_it_was_interrupted(tmp_path: Path):
+def test_training_resumes_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fitting, "CURVE_EVERY", 2)
     what = trainee(steps=6)
-    whole = train_seer(what)
-    file = tmp_path / "training.safetensors"
+    whole = Library(None).get(what)
 
     class Interrupted(Exception):
         pass
 
-    def stop(step: int, loss: float) -> None:
-        raise Interrupted
+    class Stopping(Watcher):
+        begun: ClassVar[list[float]] = []
 
-    short = Trainee(what.model, what.data, 10, IDENTITY, what.plan)
+        def started(self, task: Task) -> None:
+            self.begun.append(task.begun)
+
+        def advanced(self, task: Task, tick: Tick) -> None:
+            if tick.done == 4 and len(self.begun) == 1:
+                raise Interrupted
+
+    books = Library(tmp_path, save_seconds=0)
     with pytest.raises(Interrupted):
-        train_seer(short, checkpoint=file, every=4, progress=stop)
-    assert file.is_file()
-    resumed = train_seer(what, checkpoint=file)
+        books.get(what, Stopping())
+    assert [item.state for item in items(tmp_path)] == ["unfinished"]
+    assert not books.has(what)
+    resumed = books.get(what, Stopping())
+    assert Stopping.begun == [0, 2]
+    assert [step for step, _ in resumed.curve] == [2, 4, 6]
     for name, value in whole.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], value)
+        assert torch.equal(resumed.model.state_dict()[name], value)
     for name, value in whole.decoder.state_dict().items():
-        torch.testing.assert_close(resumed.decoder.state_dict()[name], value)
-    with pytest.raises(UsageError, match="belongs to another run"):
-        train_seer(trainee(steps=7), checkpoint=file)
+        assert torch.equal(resumed.decoder.state_dict()[name], value)
+    assert [item.state for item in items(tmp_path)] == ["ready"]
 
 
 def test_attackers_are_found_by_what_determined_them():
-    what = trainee()
-    assert find_attacker(what) is None
-    trained = trained_attacker(what)
-    assert attacker_file(what.identity).is_file()
-    assert not checkpoint_file(what.identity).exists()
-    found = find_attacker(what)
+    what, books = trainee(), library()
+    assert books.find(what) is None
+    trained = books.get(what)
+    found = books.find(what)
     assert found is not None
     images, labels = digits().images[None, :8], digits().labels[None, :8]
     assert torch.equal(found.decode_batches(images, labels), trained.decode_batches(images, labels))
     assert found.curve == trained.curve
     for other in (trainee(seed=1), trainee(property="dark")):
-        assert find_attacker(other) is None
+        assert books.find(other) is None
     assert what.identity != Trainee(model(1), what.data, 10, IDENTITY, what.plan).identity
 
 
@@ -233,7 +243,7 @@ def test_wrong_data_and_models_are_explained():
         Auxiliary(Batch(torch.full((100, *SHAPE), 0.5), torch.zeros(100, dtype=torch.long)), SeerPlan())
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(InputError, match="this model has none"):
-        train_seer(Trainee(plain, data, 10, IDENTITY, SeerPlan()))
+        Library(None).get(Trainee(plain, data, 10, IDENTITY, SeerPlan()))
 
 
 def scenario(**client: object) -> Scenario:
@@ -271,7 +281,7 @@ def test_an_audit_sends_the_trained_model_and_decodes_the_sum():
 
 def test_an_audit_without_a_trained_attacker_says_how_to_get_one():
     setup = build_setup(scenario())
-    with pytest.raises(CapabilityError, match=r"no SEER attacker yet.*fedseal train-seer"):
+    with pytest.raises(CapabilityError, match=r"no SEER attacker yet.*fedseal prepare"):
         setup.observe(build_defence("none"), 0, attack=SeerAttack(steps=3))
 
 
@@ -287,15 +297,43 @@ def test_an_attack_on_colours_cannot_have_a_threshold():
 
 
 def test_a_scenarios_attackers_are_trained_once_and_found_by_its_audit():
-    asked = scenario().model_copy(update={"attacks": ("seer:steps=3", "seer:steps=3,property=dark")})
-    heard: list[tuple[str, int]] = []
-    done = train_attackers(asked, progress=lambda spec, step, loss: heard.append((spec, step)))
-    assert [one.spec for one in done] == ["seer:steps=3", "seer:steps=3,property=dark"]
-    assert heard == [(one.spec, 3) for one in done]
+    asked = scenario().model_copy(update={"attacks": ("seer:steps=3", "seer:steps=3,property=dark", "seer:steps=3")})
+
+    class Hearing(Watcher):
+        heard: ClassVar[list[float]] = []
+
+        def advanced(self, task: Task, tick: Tick) -> None:
+            self.heard.append(tick.done)
+
+    done = prepare(asked, watcher=Hearing())
+    assert [(one.wanted_by, one.found) for one in done] == [
+        ("seer:steps=3", False),
+        ("seer:steps=3,property=dark", False),
+    ]
+    assert Hearing.heard == [3, 3]
     target = build_setup(asked).observe(build_defence("none"), 0, attack=SeerAttack(steps=3))
     assert target.observation.memory is not None
-    heard.clear()
-    train_attackers(asked, progress=lambda spec, step, loss: heard.append((spec, step)))
-    assert heard == []
-    with pytest.raises(UsageError, match="no `seer` attack"):
-        train_attackers(scenario().model_copy(update={"attacks": ("ig",)}))
+    assert [one.found for one in prepare(asked, watcher=Hearing())] == [True, True]
+    assert len(Hearing.heard) == 2
+
+
+def test_what_cannot_be_prepared_is_said():
+    remarks: list[str] = []
+
+    class Reading(Watcher):
+        def remarked(self, severity: Severity, text: str) -> None:
+            remarks.append(text)
+
+    with pytest.raises(UsageError, match="nothing in this scenario is prepared beforehand"):
+        prepare(scenario().model_copy(update={"attacks": ("ig",)}))
+    with pytest.raises(UsageError, match="nothing in this scenario"):
+        prepare(scenario(bn_mode="eval"), watcher=Reading())
+    assert "use running statistics" in remarks[0]
+
+
+def test_a_refused_audit_succeeds_in_the_same_directory_once_the_attacker_is_prepared(tmp_path: Path):
+    asked = scenario().model_copy(update={"attacks": ("seer:steps=3",)})
+    out = tmp_path / "run"
+    assert {one.status for one in run_audit([asked], out).records} == {"refused"}
+    prepare(asked)
+    assert {one.status for one in run_audit([asked], out).records} == {"ok"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import colorsys
+import stat
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedseal.attacks.active.seer.batches import Auxiliary
-from fedseal.attacks.active.seer.fitting import Trainee, train_seer
+from fedseal.attacks.active.seer.fitting import Trainee
 from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.errors import InputError, UsageError
@@ -18,7 +19,7 @@ from fedseal.data.registry import DATASETS
 from fedseal.defences.lids import augmentation
 from fedseal.defences.lids.augmentation import EDITS, augment
 from fedseal.defences.lids.autoencoder import Autoencoder, AutoencoderTraining, stage_filters
-from fedseal.defences.lids.construction import Recipe, construct, lids_directory
+from fedseal.defences.lids.construction import Recipe, construct
 from fedseal.defences.lids.defence import Lids
 from fedseal.defences.lids.groups import form_batches
 from fedseal.defences.lids.synthesis import ALPHAS, interpolate, nearest_of_class, synthesise
@@ -27,6 +28,7 @@ from fedseal.federation.client import RoundConfig, client_round, set_mode
 from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, simulate
 from fedseal.models.registry import build_model
+from fedseal.preparation import Library, items
 
 SHAPE = (1, 16, 16)
 
@@ -211,17 +213,19 @@ def test_the_last_edit_turns_the_hue_at_least_a_little(monkeypatch: pytest.Monke
 
 
 def test_a_construction_is_found_again_and_resumes(tmp_path: Path):
-    data, recipe = digits(30), Recipe(3, 18.0, True, 4, 0)
-    whole = construct(data, recipe, directory=None)
-    first = construct(data, recipe, directory=tmp_path)
-    again = construct(data, recipe, directory=tmp_path)
+    data, recipe, books = digits(30), Recipe(3, 18.0, True, 4, 0), Library(tmp_path)
+    whole = construct(data, recipe, Library(None))
+    first = construct(data, recipe, books)
+    again = construct(data, recipe, books)
     assert again.seconds == 0 < first.seconds
     assert first.stored_bytes == again.stored_bytes > data.images.numel() * 4 * 2
     for other in (first, again):
         torch.testing.assert_close(other.groups.synthetic, whole.groups.synthetic)
-    plain = construct(data, Recipe(3, 18.0, False, 4, 0), directory=tmp_path)
+    plain = construct(data, Recipe(3, 18.0, False, 4, 0), books)
     assert not torch.equal(plain.groups.synthetic, first.groups.synthetic)
-    assert len(list(tmp_path.glob("autoencoder-*"))) == 1
+    kinds = [item.kind for item in items(tmp_path)]
+    assert kinds == ["lids-autoencoder", "lids-groups", "lids-groups"]
+    assert {stat.S_IMODE(item.path.stat().st_mode) for item in items(tmp_path)} == {0o600}  # made of private images
     half = AutoencoderTraining(data.images, 0)
     for _ in range(2):
         half.advance()
@@ -231,7 +235,7 @@ def test_a_construction_is_found_again_and_resumes(tmp_path: Path):
     assert errors[0] == pytest.approx(errors[1])
 
 
-def test_a_client_feeds_one_of_its_batches():
+def test_a_client_feeds_one_of_its_batches(cache: Path):
     data = digits(40)
     defence = Lids(samples=4, epochs=3)
     assert torch.equal(defence.prepare(data, generator(0)).images, data.images)
@@ -250,7 +254,7 @@ def test_a_client_feeds_one_of_its_batches():
     distinct = {one.numpy().tobytes() for one in seen}
     assert 1 < len(distinct) <= 20  # formed once, 40 / 2 of them, and re-used
     assert any("MB of synthetic images" in remark for remark in defence.report().remarks)
-    assert list(lids_directory().glob("groups-*"))
+    assert [item.kind for item in items(cache / "prepared")] == ["lids-autoencoder", "lids-groups"]
 
 
 def test_lids_trains_a_federation():
@@ -269,13 +273,13 @@ def test_wrong_options_are_refused():
 
 def test_the_adaptive_attacker_trains_on_groups():
     data = digits(120)
-    groups = construct(data, Recipe(4, 18.0, True, 2, 0)).groups
+    groups = construct(data, Recipe(4, 18.0, True, 2, 0), Library(None)).groups
     plan = SeerPlan(lids=4, steps=3, accumulate=2, augment=False)
     drawn = Auxiliary(data, plan, groups).draw(5, generator(0))
     assert drawn.images.shape == (5, 1, 8, *SHAPE)
     assert bool((drawn.labels[:, 0, :4] == drawn.labels[:, 0, :1]).all())
     net = build_model("convbn:width=8", input_shape=SHAPE, num_classes=10, seed=0)
-    attacker = train_seer(Trainee(net, data, 10, IDENTITY, plan, groups))
+    attacker = Library(None).get(Trainee(net, data, 10, IDENTITY, plan, groups))
     assert attacker.decode_batches(*groups.assembled(torch.tensor([[0, 1]]))).shape == (1, *SHAPE)
     with pytest.raises(InputError, match="needs the auxiliary images' mini-groups"):
         Auxiliary(data, plan)

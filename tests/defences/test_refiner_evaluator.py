@@ -14,15 +14,17 @@ from torch import nn
 from fedseal import cli
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.seeds import generator
+from fedseal.core.watcher import Task, Tick, Watcher
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
+from fedseal.defences.refiner import fitting
 from fedseal.defences.refiner.evaluator import Architecture, EvaluationNetwork
 from fedseal.defences.refiner.fitting import (
     RATIOS,
+    EvaluatorFit,
     TrainingPlan,
     measure_evaluator,
     mix_with_noise,
-    train_evaluator,
 )
 from fedseal.defences.refiner.structured import structured_images
 from fedseal.defences.refiner.weights import (
@@ -32,6 +34,12 @@ from fedseal.defences.refiner.weights import (
     save_evaluator,
     shipped_evaluator,
 )
+from fedseal.preparation import Library
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path / "cache"))
 
 
 def shipped_bytes() -> bytes:
@@ -108,15 +116,30 @@ def test_drawn_images_lie_in_range_and_are_no_noise():
 def test_training_learns_the_ratio_and_repeats_by_seed():
     data = [DATASETS.build("faces")]
     plan = TrainingPlan(steps=60, batch_size=32, structured=0, learning_rate=5e-3, seed=3)
-    heard: list[int] = []
-    network = train_evaluator(data, plan, lambda step, loss: heard.append(step))
-    again = train_evaluator(data, plan)
-    assert heard == [60]
+    network, again = (Library(None).get(EvaluatorFit(tuple(data), plan)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     measured = measure_evaluator(network, data[0], images=40)
     assert measured.predicted[-1] - measured.predicted[0] > 0.4
     untrained = measure_evaluator(EvaluationNetwork(), data[0], images=40)
     assert measured.error < 0.6 * untrained.error
+
+
+def test_training_goes_on_as_if_it_had_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fitting, "_EVERY", 2)
+    plan = TrainingPlan(steps=6, batch_size=8, structured=0.5, seed=3)
+    what = EvaluatorFit((DATASETS.build("faces:size=16"),), plan)
+    whole = Library(None).get(what)
+
+    class Stopping(Watcher):
+        def advanced(self, task: Task, tick: Tick) -> None:
+            if tick.done == 4:
+                raise KeyboardInterrupt
+
+    books = Library(tmp_path / "books", save_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        books.get(what, Stopping())
+    resumed = books.get(what)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_measuring_reports_each_ratio():
@@ -137,7 +160,7 @@ def test_a_plan_that_makes_no_sense_is_refused(options: dict[str, float], says: 
 
 def test_training_needs_data():
     with pytest.raises(UsageError, match="needs data"):
-        train_evaluator([], TrainingPlan())
+        EvaluatorFit((), TrainingPlan())
 
 
 @pytest.mark.parametrize("where", [0, 100, -1])

@@ -77,7 +77,7 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []
     for defence, attack in product(defences, attacks):
-        for aware, group in product(_attackers(scenario, defence), groups):
+        for aware, group in product(attackers(scenario, defence), groups):
             cell = identity_of(
                 base=base,
                 defence=defences[defence],
@@ -116,7 +116,7 @@ def _base(setup: Setup) -> str:
     )
 
 
-def _attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:
+def attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:
     """Return which attackers try a defence; where there is none, there is nothing to be aware of."""
     if defence == "none":
         return (False,)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -103,6 +105,20 @@ class Setup:
         like = next(self.model.parameters())
         return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
 
+    def client_data(self, spec: str) -> Iterator[tuple[Batch, torch.Generator]]:
+        """Yield what every client of every target holds, and what a defence of that spec prepares it with."""
+        shape = self.shape(build_defence(spec))
+        for target in range(self.scenario.targets):
+            streams = TargetStreams(self.scenario.seed, (spec, target))
+            held = iter(self.batches(target, shape))
+            for client in range(shape.clients):
+                yield joined(list(islice(held, shape.local_steps))), streams.prepare(client)
+
+    def granted(self, defence: Defence) -> Knowledge:
+        """Return what an attacker who does not know the defence is granted before a round, of the first target."""
+        shape = self.shape(defence)
+        return self._knowledge(shape, joined(self.batches(0, shape)), {})
+
     def observe(
         self,
         defence: Defence,
@@ -166,15 +182,20 @@ class Setup:
 
 
 def make_aware(observation: Observation, defence: Defence, spec: str | None = None) -> Observation:
-    """Return the observation as an attacker sees it who knows the defence and its parameters.
+    """Return the observation as an attacker sees it who knows the defence and its parameters (`aware_of`)."""
+    return replace(observation, knowledge=aware_of(observation.knowledge, defence, spec))
+
+
+def aware_of(knowledge: Knowledge, defence: Defence, spec: str | None = None) -> Knowledge:
+    """Return the knowledge of an attacker who knows the defence and its parameters.
 
     With the defence's `spec` the attacker rehearses with a fresh one too.
     """
-    knowledge = replace(observation.knowledge, defence=defence.attacker_view())
+    knowledge = replace(knowledge, defence=defence.attacker_view())
     if spec is not None and isinstance(knowledge.rehearse, Rehearsal):
         rehearse = replace(knowledge.rehearse, fresh=partial(build_defence, spec), defence=spec)
         knowledge = replace(knowledge, rehearse=rehearse)
-    return replace(observation, knowledge=knowledge)
+    return knowledge
 
 
 def build_setup(

@@ -7,9 +7,9 @@ overrides `provoke`, which plays the rounds that end in the observation, before 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Declared, Registry
+from fedseal.core.trainable import Trainable
 
 
 class Listener(Protocol):
@@ -87,6 +88,18 @@ class Attack(Declared, ABC):
 
     def caveats(self, model: nn.Module) -> tuple[Caveat, ...]:
         """Return what a reader of its results on this model must know beforehand."""
+        return ()
+
+    def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterable[Trainable[Any]]:
+        """Return what the attack takes from the library when it runs on such clients (`core.trainable`).
+
+        Each is trained before the next is asked for, so that one may be made of another. What the threat model does
+        not grant is refused with `CapabilityError`.
+
+        Args:
+            model: as the federation trains it.
+            knowledge: what the attacker is given; it holds the defence for one who is aware of it.
+        """
         return ()
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:

@@ -9,7 +9,7 @@ State is per client: one instance serves one client and can be saved and restore
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from fedseal.core.channel import Channel, constant_variance
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Declared, Info, Registry
 from fedseal.core.tensors import Tensors
+from fedseal.core.trainable import Trainable
 from fedseal.core.traits import Traits
 
 Stage: TypeAlias = Literal["data", "model", "sample", "gradient", "update", "encoding", "aggregate"]
@@ -242,6 +243,13 @@ class Defence(Declared):
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Transform a client's whole data set once, before training."""
         return dataset
+
+    def trainables(self, dataset: Batch, generator: torch.Generator) -> Iterable[Trainable[Any]]:
+        """Return what `prepare` trains, or finds in the library, with the same arguments (`core.trainable`).
+
+        Each is trained before the next is asked for, so that one may be made of another.
+        """
+        return ()
 
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
         """Transform the batch of one local step."""

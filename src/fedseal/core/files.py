@@ -26,8 +26,11 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot write {path}: {reason}.", hint="Choose a writable directory with --out.")
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part."""
+def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
+    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    The file has that `mode`; until it is whole, nobody but its owner can read it.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary: str | None = None
     try:
@@ -37,7 +40,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
         temporary = None
     except OSError as error:

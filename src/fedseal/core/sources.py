@@ -45,7 +45,9 @@ SILENT = (
     "fedseal.core.sources",
     "fedseal.core.specs",
     "fedseal.core.syntax",
+    "fedseal.core.trainable",
     "fedseal.core.watcher",
+    "fedseal.preparation",
     "fedseal.store",
 )
 """Modules that name, keep, refuse and say, and change no figure: what they pass on is part of an identity by value.
@@ -63,6 +65,11 @@ def code_digest(roots: Iterable[str], *, entry: str = "") -> str:
     for root in roots:
         code.add_root(root)
     return code.digest()
+
+
+def is_here(module: str) -> bool:
+    """Return whether a module can be found from here; a script, whose module has no name of its own, cannot."""
+    return module != "__main__" and _find(module) is not None
 
 
 @dataclass
@@ -152,18 +159,20 @@ def _state(spec: ModuleSpec | None) -> object:
 
 
 def _read(module: str, spec: ModuleSpec | None) -> Syntax | str | None:
-    if spec is None:
-        return None if module not in sys.modules else _never_the_same()
-    if spec.origin is None or spec.origin in {"built-in", "frozen"}:
-        return f"namespace {module}" if spec.submodule_search_locations is not None else _never_the_same()
+    origin = getattr(sys.modules.get(module), "__file__", None) if spec is None else spec.origin  # of a script
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    if origin is None or origin in {"built-in", "frozen"}:
+        if module not in sys.modules and spec is None:
+            return None
+        return f"namespace {module}" if is_package else _never_the_same()
     try:
-        content = Path(spec.origin).read_bytes()
+        content = Path(origin).read_bytes()
     except OSError:
         return f"version {VERSION}" if module.startswith(f"{_OWN}.") else _never_the_same()
-    if spec.origin.endswith((*EXTENSION_SUFFIXES, ".pyc")):
+    if origin.endswith((*EXTENSION_SUFFIXES, ".pyc")):
         return f"binary {hashlib.sha256(content).hexdigest()}"
     try:
-        return read_syntax(content, module, is_package=spec.submodule_search_locations is not None)
+        return read_syntax(content, module, is_package=is_package)
     except (SyntaxError, ValueError):
         return f"text {hashlib.sha256(content).hexdigest()}"
 

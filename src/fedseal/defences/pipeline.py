@@ -7,8 +7,9 @@ pairs that would void a guarantee are refused (`rules`); within a stage the writ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from fedseal.core.defence import (
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.trainable import Trainable
 from fedseal.core.traits import Traits
 from fedseal.defences import rules
 
@@ -68,6 +70,14 @@ class Pipeline(Defence):
         for member in self.members:
             dataset = member.prepare(dataset, generator)
         return dataset
+
+    def trainables(self, dataset: Batch, generator: torch.Generator) -> Iterator[Trainable[Any]]:
+        """Yield what each member trains, on what the members before it make of the data."""
+        for member in self.members:
+            ahead = torch.Generator(generator.device)
+            ahead.set_state(generator.get_state())
+            yield from member.trainables(dataset, ahead)
+            dataset = member.prepare(dataset, generator)
 
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
         """Pass the batch through each member."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from fedseal.attacks.labels import LABEL_RULES
@@ -16,6 +18,7 @@ from fedseal.data.partition import PARTITIONERS
 from fedseal.data.registry import DATASETS
 from fedseal.metrics.registry import METRICS
 from fedseal.models.registry import MODELS
+from fedseal.preparation import Item
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "attacks": ATTACKS,
@@ -56,4 +59,18 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
         origin = f"; from {entry['origin']}" if entry["origin"] != "fedseal" else ""
         threat = [entry["threat"]] if threats else []
         table.add_row(entry["name"], *threat, entry["summary"] + paper + needs + origin, options)
+    return table
+
+
+def render_prepared(items: Sequence[Item]) -> RenderableType:
+    """Return what lies in the library as a table."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("kind", style="bold", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("state", no_wrap=True)
+    table.add_column("trained", justify="right")
+    table.add_column("MB", justify="right")
+    for item in items:
+        state = f"{item.progress:.0%} done" if item.state == "unfinished" else item.state
+        table.add_row(item.kind, escape(item.title), state, f"{item.seconds:.0f} s", f"{item.size / 1e6:.1f}")
     return table

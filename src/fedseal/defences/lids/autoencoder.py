@@ -7,7 +7,6 @@ images take fewer stages, so that the latent keeps its 2 x 2 (or 3 x 3, ...) pos
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +132,3 @@ class AutoencoderTraining:
                 moments.setdefault(int(index), {})[name] = value
         self._adam.load_state_dict({**self._adam.state_dict(), "state": moments})
         self.epoch = int(state["epoch"])
-
-
-Epochs = Callable[[int, float], None]
-"""Told the epochs done and the last one's error."""

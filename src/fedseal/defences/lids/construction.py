@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from fedseal.core.batch import Batch
-from fedseal.core.files import write_atomically
-from fedseal.core.identity import identity_of
+from fedseal.core.errors import InputError
 from fedseal.core.seeds import generator
-from fedseal.core.sources import code_digest
-from fedseal.data.places import cache_directory
-from fedseal.defences.lids.autoencoder import AutoencoderTraining, Epochs
+from fedseal.core.tensors import check_finite, check_like
+from fedseal.core.trainable import Saved, Trainable, Unfinished
+from fedseal.core.watcher import Report, Task, Tick, Watcher
+from fedseal.defences.lids.autoencoder import Autoencoder, AutoencoderTraining
 from fedseal.defences.lids.groups import Groups
 from fedseal.defences.lids.synthesis import synthesise
-from fedseal.federation.tensor_file import read_tensors
-
-_SAVE_SECONDS = 30.0
+from fedseal.preparation import Library
 
 
 @dataclass(frozen=True)
@@ -59,69 +56,146 @@ class Construction:
     stored_bytes: int
 
 
-def construct(
-    data: Batch, recipe: Recipe, *, directory: Path | None = None, progress: Epochs | None = None
-) -> Construction:
-    """Train the autoencoder on the data and make its mini-groups, or find both in `directory`.
+@dataclass(frozen=True)
+class AutoencoderFit(Trainable[Autoencoder]):
+    """A client's autoencoder, which serves every recipe with the same epochs and seed.
+
+    Attributes:
+        images: the client's, [N, C, H, W] in [0, 1].
+        epochs: passes through them.
+        seed: of weights and order.
+    """
+
+    images: Tensor
+    epochs: int
+    seed: int
+
+    kind = "lids-autoencoder"
+    private = True
+
+    @property
+    def title(self) -> str:
+        """What is trained, in a few words."""
+        return f"lids autoencoder of {len(self.images)} images, {self.epochs} epochs"
+
+    @property
+    def size(self) -> int:
+        """Epochs."""
+        return self.epochs
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return everything that determines the weights but code."""
+        return {"images": self.images, "epochs": self.epochs, "seed": self.seed}
+
+    def fit(self, report: Report, unfinished: Unfinished) -> Autoencoder:
+        """Train, going on from the last epoch kept."""
+        training = AutoencoderTraining(self.images, self.seed)
+        if (state := unfinished.load()) is not None:
+            training.restore(dict(state.tensors))
+        while training.epoch < self.epochs:
+            loss = training.advance()
+            report(Tick(training.epoch, {"loss": loss}))
+            unfinished.save(Saved(training.state()))
+        return training.network
+
+    def save(self, trained: Autoencoder) -> Saved:
+        """Return the weights."""
+        return Saved(trained.state_dict())
+
+    def load(self, saved: Saved) -> Autoencoder:
+        """Return the network with saved weights."""
+        network = AutoencoderTraining(self.images, self.seed).network
+        check_like(saved.tensors, network.state_dict(), "LIDS's autoencoder")
+        check_finite(saved.tensors, "LIDS's autoencoder")
+        network.load_state_dict(dict(saved.tensors))
+        return network
+
+
+@dataclass(frozen=True)
+class Synthesis(Trainable[Groups]):
+    """The mini-groups of a client's images.
+
+    Attributes:
+        data: the client's images, in single precision.
+        settings: how they are made.
+        books: where the autoencoder is kept.
+    """
+
+    data: Batch
+    settings: Recipe
+    books: Library
+
+    kind = "lids-groups"
+    private = True
+
+    @property
+    def autoencoder(self) -> AutoencoderFit:
+        """What the synthetic images are made by."""
+        return AutoencoderFit(self.data.images, self.settings.epochs, self.settings.seed)
+
+    @property
+    def title(self) -> str:
+        """What is made, in a few words."""
+        return f"lids groups of {self.settings.samples} for {len(self.data)} images, {self.settings.epochs} epochs"
+
+    @property
+    def size(self) -> int:
+        """Epochs of the autoencoder."""
+        return self.settings.epochs
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return everything that determines the groups but code."""
+        return {"data": self.data, "settings": self.settings}
+
+    def fit(self, report: Report, unfinished: Unfinished) -> Groups:
+        """Train the autoencoder, or find it, and make the groups."""
+        network = self.books.get(self.autoencoder, _Passing(report)).eval()
+        edits = generator(self.settings.seed, "lids-edits")
+        one = self.settings
+        return synthesise(network, self.data, one.samples, one.tau, one.augmented, edits)
+
+    def save(self, trained: Groups) -> Saved:
+        """Return what was made."""
+        return Saved({"synthetic": trained.synthetic, "alphas": trained.alphas, "psnr": trained.psnr})
+
+    def load(self, saved: Saved) -> Groups:
+        """Return the groups of the data with the synthetic images that were saved."""
+        images = self.data.images
+        expected = (len(images), self.settings.samples - 1, *images.shape[1:])
+        found = saved.tensors
+        if not {"synthetic", "alphas", "psnr"} <= set(found) or tuple(found["synthetic"].shape) != expected:
+            raise InputError("a LIDS construction in the cache is damaged.", hint="Run `fedseal prepare --prune`.")
+        check_finite({"synthetic": found["synthetic"]}, "LIDS's images")
+        return Groups(self.data, found["synthetic"].to(images), found["alphas"], found["psnr"])
+
+
+class _Passing(Watcher):
+    """Passes on how a training within a training goes."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def advanced(self, task: Task, tick: Tick) -> None:
+        self._report(tick)
+
+
+def construct(data: Batch, recipe: Recipe, books: Library, watcher: Watcher | None = None) -> Construction:
+    """Train the autoencoder on the data and make its mini-groups, or find both among `books`.
 
     Args:
         data: the client's images, in single precision.
         recipe: how.
-        directory: where both are kept; None keeps nothing.
-        progress: hears of each epoch.
+        books: where both are kept.
+        watcher: told of the epochs.
     """
     started = time.perf_counter()
-    files = None if directory is None else _Files(directory, data, recipe)
-    training = AutoencoderTraining(data.images, recipe.seed)
-    if files is not None:
-        found = files.read(files.groups)
-        if found is not None:
-            groups = Groups(data, found["synthetic"].to(data.images), found["alphas"], found["psnr"])
-            return Construction(groups, 0.0, _size(found) + _size(dict(training.network.state_dict())))
-        unfinished = files.read(files.autoencoder)
-        if unfinished is not None:
-            training.restore(unfinished)
-    saved = time.perf_counter()
-    while training.epoch < recipe.epochs:
-        loss = training.advance()
-        if progress is not None:
-            progress(training.epoch, loss)
-        if files is not None and time.perf_counter() - saved > _SAVE_SECONDS:
-            files.write(files.autoencoder, training.state())
-            saved = time.perf_counter()
-    edits = generator(recipe.seed, "lids-edits")
-    network = training.network.eval()
-    groups = synthesise(network, data, recipe.samples, recipe.tau, recipe.augmented, edits)
-    kept = {"synthetic": groups.synthetic, "alphas": groups.alphas, "psnr": groups.psnr}
-    if files is not None:
-        files.write(files.groups, kept)
-        files.write(files.autoencoder, training.state())
-    stored = _size(kept) + _size(dict(network.state_dict()))
-    return Construction(groups, time.perf_counter() - started, stored)
-
-
-def lids_directory() -> Path:
-    """Return where clients' mini-groups are kept."""
-    return cache_directory() / "lids"
-
-
-class _Files:
-    """The files of one construction: the autoencoder serves every recipe that differs in other things."""
-
-    def __init__(self, directory: Path, data: Batch, recipe: Recipe) -> None:
-        made_by = {"torch": torch.__version__, "code": code_digest([AutoencoderTraining.__module__])}
-        network = identity_of(images=data.images, epochs=recipe.epochs, seed=recipe.seed, **made_by)
-        whole = identity_of(data=data, recipe=recipe, network=network, code=code_digest([__name__]))
-        self.autoencoder = directory / f"autoencoder-{network[:32]}.safetensors"
-        self.groups = directory / f"groups-{whole[:32]}.safetensors"
-
-    def read(self, path: Path) -> dict[str, Tensor] | None:
-        """Return the tensors of a file, if there is one."""
-        return dict(read_tensors(path, "LIDS construction").tensors) if path.is_file() else None
-
-    def write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors whole or not at all."""
-        write_atomically(path, save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}))
+    synthesis = Synthesis(data, recipe, books)
+    is_there = books.has(synthesis)
+    groups = books.get(synthesis, watcher)
+    kept = _size(synthesis.save(groups).tensors)
+    network = Autoencoder((data.images.shape[1], data.images.shape[2], data.images.shape[3]))
+    seconds = 0.0 if is_there else time.perf_counter() - started
+    return Construction(groups, seconds, kept + _size(network.state_dict()))
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

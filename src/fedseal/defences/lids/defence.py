@@ -14,6 +14,9 @@ shows its neighbours. It claims nothing against passive inversion.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,9 +25,11 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, Ro
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
+from fedseal.core.trainable import Trainable
 from fedseal.core.traits import Traits
-from fedseal.defences.lids.construction import Construction, Recipe, construct, lids_directory, seed_from
+from fedseal.defences.lids.construction import Construction, Recipe, Synthesis, construct, seed_from
 from fedseal.defences.lids.groups import form_batches
+from fedseal.preparation import Library, library
 
 
 @DEFENCES.register(
@@ -98,10 +103,19 @@ class Lids(Defence):
         values = {"samples": self.samples, "tau": self.tau, "augment": self.augment, "epochs": self.epochs}
         return AttackerView(self.name, values)
 
-    def _construct(self, data: Batch, seed: int, *, keep: bool) -> Construction:
+    def trainables(self, dataset: Batch, generator: torch.Generator) -> Iterator[Trainable[Any]]:
+        """Yield the mini-groups that `prepare` builds with the same arguments."""
+        if self.samples > 1 and self.cache:
+            yield self._synthesis(dataset, seed_from(generator), keep=True)
+
+    def _synthesis(self, data: Batch, seed: int, *, keep: bool) -> Synthesis:
         single = Batch(data.images.float(), data.labels)
         recipe = Recipe(self.samples, self.tau, self.augment, self.epochs, seed)
-        return construct(single, recipe, directory=lids_directory() if keep else None)
+        return Synthesis(single, recipe, library() if keep else Library(None))
+
+    def _construct(self, data: Batch, seed: int, *, keep: bool) -> Construction:
+        made = self._synthesis(data, seed, keep=keep)
+        return construct(made.data, made.settings, made.books)
 
     @staticmethod
     def _like(made: Batch, batch: Batch) -> Batch:

@@ -8,8 +8,9 @@ is drawn (`structured`), so that data sets of another kind are judged well too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch.nn import functional as F
 
 from fedseal.core.errors import UsageError
 from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.tensors import check_finite, check_like
+from fedseal.core.trainable import Saved, Trainable, Unfinished
+from fedseal.core.watcher import Report, Tick
 from fedseal.data.dataset import ImageDataset
 from fedseal.defences.refiner.evaluator import Architecture, EvaluationNetwork
 from fedseal.defences.refiner.structured import structured_images
@@ -25,6 +29,7 @@ RATIOS: tuple[float, ...] = tuple(index / 10 for index in range(11))
 """The noise ratios at which a network is measured."""
 
 _GROUPS = 4
+_EVERY = 100
 _OVERSHOOT = 0.04
 _LARGEST = 64
 _DRAWN = 4000
@@ -92,43 +97,131 @@ def mix_with_noise(images: Tensor, ratios: Tensor, source: torch.Generator) -> T
     return torch.lerp(images, noise, ratios.to(images).reshape(-1, 1, 1, 1))
 
 
-def train_evaluator(
-    data: Sequence[ImageDataset], plan: TrainingPlan, progress: Callable[[int, float], None] | None = None
-) -> EvaluationNetwork:
-    """Train a network on the images of `data`; `progress` hears of each step and its loss.
+@dataclass(frozen=True)
+class EvaluatorFit(Trainable[EvaluationNetwork]):
+    """An evaluation network to be trained.
 
-    Args:
+    Attributes:
         data: public data sets; each is drawn from equally often.
         plan: how.
-        progress: called with the number of steps done and the mean loss of the last hundred.
     """
-    if not data:
-        raise UsageError("training the evaluation network needs data.", hint="Give --data NAME, for example cifar10.")
-    source = generator(plan.seed, "train-evaluator")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(plan.seed, "train-evaluator", "weights"))
-        network = EvaluationNetwork(plan.architecture)
-    optimiser = torch.optim.Adam(network.parameters(), lr=plan.learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, plan.steps)
-    total = torch.zeros(())
-    drawn = structured_images(_DRAWN, _LARGEST, source) if plan.structured else torch.empty(0)
-    for step in range(1, plan.steps + 1):
-        optimiser.zero_grad()
+
+    data: tuple[ImageDataset, ...]
+    plan: TrainingPlan
+
+    kind = "evaluator"
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise UsageError(
+                "training the evaluation network needs data.", hint="Give --data NAME, for example cifar10."
+            )
+
+    @property
+    def title(self) -> str:
+        """What is trained, in a few words."""
+        names = ", ".join(dataset.name for dataset in self.data)
+        return f"refiner's evaluator ({self.plan.architecture}) on {names}, {self.plan.steps} steps"
+
+    @property
+    def size(self) -> int:
+        """Steps of Adam."""
+        return self.plan.steps
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return everything that determines the network but code."""
+        return {"data": [dataset.images for dataset in self.data], "plan": self.plan}
+
+    def fit(self, report: Report, unfinished: Unfinished) -> EvaluationNetwork:
+        """Train, going on from the last state."""
+        run = _Run(self.data, self.plan)
+        if (state := unfinished.load()) is not None:
+            run.restore(state)
+        while run.step < self.plan.steps:
+            run.advance()
+            if run.step % _EVERY == 0 or run.step == self.plan.steps:
+                report(Tick(run.step, {"loss": run.mean_loss()}))
+                unfinished.save(run.state())
+        return run.network.eval().requires_grad_(False)
+
+    def save(self, trained: EvaluationNetwork) -> Saved:
+        """Return the weights."""
+        return Saved(trained.state_dict())
+
+    def load(self, saved: Saved) -> EvaluationNetwork:
+        """Return the network with saved weights."""
+        network = EvaluationNetwork(self.plan.architecture)
+        check_like(saved.tensors, network.state_dict(), "the evaluation network")
+        check_finite(saved.tensors, "the evaluation network")
+        network.load_state_dict(dict(saved.tensors))
+        return network.eval().requires_grad_(False)
+
+
+class _Run:
+    """Training between two steps."""
+
+    def __init__(self, data: Sequence[ImageDataset], plan: TrainingPlan) -> None:
+        self._data, self._plan = data, plan
+        self._source = generator(plan.seed, "train-evaluator")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(plan.seed, "train-evaluator", "weights"))
+            self.network = EvaluationNetwork(plan.architecture)
+        self._adam = torch.optim.Adam(self.network.parameters(), lr=plan.learning_rate)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._adam, plan.steps)
+        self._drawn = structured_images(_DRAWN, _LARGEST, self._source) if plan.structured else torch.empty(0)
+        self._total, self._counted = torch.zeros(()), 0
+        self.step = 0
+
+    def advance(self) -> None:
+        """Take one step of Adam over four groups of images."""
+        self._adam.zero_grad()
         for _ in range(_GROUPS):
-            images = _group(data, drawn, plan, source)
+            images = _group(self._data, self._drawn, self._plan, self._source)
             spread = 1 + 2 * _OVERSHOOT
-            ratios = (torch.rand(len(images), generator=source) * spread - _OVERSHOOT).clamp(0, 1)
-            logits = network.logits(mix_with_noise(images, ratios, source))
+            ratios = (torch.rand(len(images), generator=self._source) * spread - _OVERSHOOT).clamp(0, 1)
+            logits = self.network.logits(mix_with_noise(images, ratios, self._source))
             loss = F.binary_cross_entropy_with_logits(logits, ratios) / _GROUPS
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        optimiser.step()
-        schedule.step()
-        if step % 100 == 0 or step == plan.steps:
-            if progress is not None:
-                progress(step, float(total) / (step % 100 or 100))
-            total = torch.zeros(())
-    return network.eval().requires_grad_(False)
+            self._total += loss.detach()
+        self._adam.step()
+        self._schedule.step()
+        self._counted += 1
+        self.step += 1
+
+    def mean_loss(self) -> float:
+        """Return the mean loss since it was last asked for."""
+        mean = float(self._total) / max(1, self._counted)
+        self._total, self._counted = torch.zeros(()), 0
+        return mean
+
+    def state(self) -> Saved:
+        """Return the state between two steps, right after the loss was read."""
+        moments = {
+            f"adam|{index}.{name}": value
+            for index, state in self._adam.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        weights = {f"network|{name}": value for name, value in self.network.state_dict().items()}
+        rate = self._adam.param_groups[0]["lr"]
+        values = {"step": self.step, "rate": rate}
+        return Saved({**weights, **moments, "source": self._source.get_state()}, values)
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from a state."""
+        held: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}}
+        for key, value in saved.tensors.items():
+            part, _, name = key.partition("|")
+            held.setdefault(part, {})[name] = value
+        self.network.load_state_dict(held["network"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in held["adam"].items():
+            index, _, name = key.partition(".")
+            moments.setdefault(int(index), {})[name] = value
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": moments})
+        self.step = int(saved.values["step"])
+        self._schedule.last_epoch = self.step
+        self._adam.param_groups[0]["lr"] = float(saved.values["rate"])
+        self._source.set_state(saved.tensors["source"])
 
 
 def measure_evaluator(

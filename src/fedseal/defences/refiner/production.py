@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedseal.core.watcher import Watcher
 from fedseal.data.registry import DATASETS
 from fedseal.defences.refiner.fitting import (
     RATIOS,
+    EvaluatorFit,
     Measured,
     TrainingPlan,
     measure_evaluator,
-    train_evaluator,
 )
 from fedseal.defences.refiner.weights import save_evaluator
+from fedseal.preparation import library
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def produce_evaluator(
     out: Path,
     *,
     data_root: Path | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    watcher: Watcher | None = None,
 ) -> Produced:
     """Train a network on `data`, measure it on `check` and write it to `out`.
 
@@ -64,11 +66,11 @@ def produce_evaluator(
         plan: how to train.
         out: the file.
         data_root: directory with local data sets.
-        progress: called with the number of steps done and the recent loss.
+        watcher: told of the steps.
     """
     sources = [DATASETS.build(spec, data_root=data_root) for spec in data]
     judged = [DATASETS.build(spec, data_root=data_root) for spec in check]
-    network = train_evaluator(sources, plan, progress)
+    network = library().get(EvaluatorFit(tuple(sources), plan), watcher)
     about = {
         "data": ", ".join(data),
         "steps": str(plan.steps),

@@ -3,7 +3,7 @@
 The server sends the model it trained beforehand, of the clients' own architecture and with ordinary-looking weights,
 and feeds the sum of the samples' gradients to its secret decoder, which returns the one image with a property.
 Threat model: active server with auxiliary data, batch normalisation on batch statistics. Training takes minutes to
-days, so it is done beforehand (`fedseal train-seer`); attackers are found in the cache by what determined them.
+days, so it is done beforehand (`fedseal prepare`); attackers are found in the cache by what determined them.
 
 Cost: hours of training beforehand, a matrix product at the attack.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,7 @@ import torch
 from torch import nn
 
 from fedseal.attacks.active.seer.attacker import SeerAttacker
-from fedseal.attacks.active.seer.fitting import Progress, Trainee
-from fedseal.attacks.active.seer.library import find_attacker, trained_attacker
+from fedseal.attacks.active.seer.fitting import Trainee
 from fedseal.attacks.active.seer.plan import Mode, Preset, SeerPlan, preset
 from fedseal.attacks.active.seer.properties import Property
 from fedseal.attacks.active.server import ReadingAttack, altered, filled, labels_of, normalisation_of, recall
@@ -37,7 +37,9 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
-from fedseal.defences.lids.construction import Recipe, construct, lids_directory
+from fedseal.core.trainable import Trainable
+from fedseal.defences.lids.construction import Recipe, Synthesis, construct
+from fedseal.preparation import library
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,8 @@ class SeerAttack(ReadingAttack):
         self._preset: Preset = preset
         self._epochs = epochs
         self._train = train
-        self._progress: Progress | None = None
         if mode == "thresh" or lids > 1:  # a wrong combination is refused before anything runs
             self.plan(Knowledge((3, 32, 32), 10, batch_size=max(2, lids), clients=1))
-
-    def train_when_missing(self, progress: Progress | None = None) -> None:
-        """Train an attacker that is not in the cache; `progress` hears of the loss."""
-        self._train, self._progress = True, progress
 
     def plan(self, knowledge: Knowledge) -> SeerPlan:
         """Return the plan of the attacker these clients need."""
@@ -116,21 +113,29 @@ class SeerAttack(ReadingAttack):
         assert public is not None
         data = Batch(public.images.float(), public.labels)
         plan = self.plan(knowledge)
-        groups = None
-        if plan.lids > 1:
-            recipe = Recipe(plan.lids, 18.0, True, self._epochs, plan.seed)
-            groups = construct(data, recipe, directory=lids_directory()).groups
+        groups = construct(data, self._recipe(plan), library()).groups if plan.lids > 1 else None
         single = model if next(model.parameters()).dtype == torch.float32 else copy.deepcopy(model).float()
         return Trainee(single, data, knowledge.num_classes, normalisation_of(knowledge), plan, groups)
+
+    def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
+        """Yield the mini-groups of the public images, for an attacker who expects them, and the attacker."""
+        plan = self.plan(knowledge)
+        if plan.lids > 1 and knowledge.auxiliary is not None:
+            public = knowledge.auxiliary
+            yield Synthesis(Batch(public.images.float(), public.labels), self._recipe(plan), library())
+        yield self.trainee(model, knowledge)
+
+    def _recipe(self, plan: SeerPlan) -> Recipe:
+        return Recipe(plan.lids, 18.0, True, self._epochs, plan.seed)
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Send the model that was trained with the decoder."""
         trainee = self.trainee(model, knowledge)
-        attacker = trained_attacker(trainee, progress=self._progress) if self._train else find_attacker(trainee)
+        attacker = library().get(trainee) if self._train else library().find(trainee)
         if attacker is None:
             raise CapabilityError(
                 f"there is no SEER attacker yet for this model, these public images and {trainee.plan.property!r}.",
-                hint="Train it first with `fedseal train-seer`, or set `train=true` and wait.",
+                hint="Train it first with `fedseal prepare` and the same scenario, or set `train=true` and wait.",
             )
         like = next(model.parameters())
         sent = _trained_like(attacker.model, model).to(like.device, like.dtype)

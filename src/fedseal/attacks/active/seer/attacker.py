@@ -1,15 +1,12 @@
-"""A trained SEER attacker: the model to send, the secret decoder, and how to keep both in a file."""
+"""A trained SEER attacker: the model to send, the secret decoder, and how both are kept."""
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedseal.attacks.active.seer.decoder import Decoder
@@ -17,12 +14,10 @@ from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.attacks.active.seer.signals import EntryReader, GradientReader, HeadReader, choose_entries
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError
-from fedseal.core.files import write_atomically
 from fedseal.core.tensors import Tensors, check_finite, check_like
-from fedseal.data.places import cache_directory
-from fedseal.federation.tensor_file import read_tensors
+from fedseal.core.trainable import Saved
 
-_MODEL, _DECODER, _HEADER = "model|", "decoder|", "fedseal.seer"
+_MODEL, _DECODER = "model|", "decoder|"
 
 
 @dataclass(frozen=True)
@@ -80,60 +75,47 @@ def build_decoder(reader: GradientReader, shape: tuple[int, int, int], plan: See
     return Decoder(reader.size, shape, plan.rank)
 
 
-def attacker_file(identity: str) -> Path:
-    """Return where the attacker of that identity (`Trainee.identity`) is kept."""
-    return cache_directory() / "seer" / f"{identity[:32]}.safetensors"
-
-
-def checkpoint_file(identity: str) -> Path:
-    """Return where its training is kept while it runs."""
-    return cache_directory() / "seer" / f"{identity[:32]}.training.safetensors"
-
-
-def save_attacker(attacker: SeerAttacker, path: Path, identity: str) -> None:
-    """Write an attacker; a crash leaves no part of it."""
+def attacker_saved(attacker: SeerAttacker) -> Saved:
+    """Return an attacker as tensors and values."""
     tensors = {f"{_MODEL}{name}": value for name, value in attacker.model.state_dict().items()}
     tensors |= {f"{_DECODER}{name}": value for name, value in attacker.decoder.state_dict().items()}
-    header = {
-        "identity": identity,
-        "plan": attacker.plan.as_dict(),
-        "threshold": attacker.threshold,
-        "curve": attacker.curve,
-        "seconds": attacker.seconds,
-    }
-    clean = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_atomically(path, save(clean, {_HEADER: json.dumps(header)}))
+    return Saved(
+        tensors,
+        {"threshold": attacker.threshold, "curve": list(attacker.curve), "seconds": attacker.seconds},
+    )
 
 
-def load_attacker(
-    path: Path,
-    identity: str,
+def attacker_loaded(
+    saved: Saved,
     model: nn.Module,
     normalisation: Normalisation,
     shape: tuple[int, int, int],
     num_classes: int,
     plan: SeerPlan,
 ) -> SeerAttacker:
-    """Read the attacker of that identity, trained for the architecture of `model`."""
-    held = read_tensors(path, "SEER attacker")
-    header = json.loads(held.metadata.get(_HEADER, "{}"))
-    if header.get("identity") != identity:
-        raise InputError(f"{path} holds another SEER attacker.", hint="Delete it and train again.")
+    """Return the attacker that was saved, trained for the architecture of `model`."""
     sent = copy.deepcopy(model)
-    weights = _part(held.tensors, _MODEL)
-    check_like(weights, sent.state_dict(), f"SEER attacker {path}")
-    check_finite(weights, f"SEER attacker {path}")
+    weights = part_of(saved.tensors, _MODEL)
+    check_like(weights, sent.state_dict(), "SEER's model")
+    check_finite(weights, "SEER's model")
     sent.load_state_dict(weights)
     like = next(sent.parameters())
     reader = build_reader(sent, normalisation, like.new_zeros(2, *shape), num_classes, plan)
     decoder = build_decoder(reader, shape, plan)
-    secret = _part(held.tensors, _DECODER)
-    check_like(secret, decoder.state_dict(), f"SEER attacker {path}")
+    secret = part_of(saved.tensors, _DECODER)
+    check_like(secret, decoder.state_dict(), "SEER's decoder")
+    check_finite(secret, "SEER's decoder")
     decoder.load_state_dict(secret)
     decoder = decoder.to(like.device).eval().requires_grad_(False)
-    curve = tuple((int(step), float(loss)) for step, loss in header["curve"])
-    return SeerAttacker(sent.eval(), decoder, reader, plan, header["threshold"], curve, float(header["seconds"]))
+    try:
+        curve = tuple((int(step), float(loss)) for step, loss in saved.values["curve"])
+        threshold = None if saved.values["threshold"] is None else float(saved.values["threshold"])
+        seconds = float(saved.values["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a SEER attacker is damaged: {error}.", hint="Run `fedseal prepare --prune`.") from error
+    return SeerAttacker(sent.eval(), decoder, reader, plan, threshold, curve, seconds)
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, without that."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -11,30 +11,30 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedseal.attacks.active.seer.attacker import SeerAttacker, build_reader
+from fedseal.attacks.active.seer.attacker import (
+    SeerAttacker,
+    attacker_loaded,
+    attacker_saved,
+    build_reader,
+    part_of,
+)
 from fedseal.attacks.active.seer.batches import Auxiliary, Drawn
 from fedseal.attacks.active.seer.decoder import Decoder
 from fedseal.attacks.active.seer.plan import SeerPlan
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.errors import InputError, TrialError
-from fedseal.core.identity import classes_in, identity_of
 from fedseal.core.seeds import derive_seed, generator
-from fedseal.core.sources import code_digest
-from fedseal.core.tensors import Tensors
+from fedseal.core.trainable import Saved, Trainable, Unfinished
+from fedseal.core.watcher import Report, Tick
 from fedseal.defences.lids.groups import Groups
-from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-
-Progress = Callable[[int, float], None]
-"""Told the steps done and the mean loss since it was last told."""
 
 CURVE_EVERY = 100
 """Steps between two points of the training curve."""
@@ -44,7 +44,7 @@ _SCALE_BATCHES = 16
 
 
 @dataclass(frozen=True)
-class Trainee:
+class Trainee(Trainable[SeerAttacker]):
     """What is trained, on what.
 
     Attributes:
@@ -63,50 +63,55 @@ class Trainee:
     plan: SeerPlan
     groups: Groups | None = None
 
-    @cached_property
-    def identity(self) -> str:
-        """Hash of everything that determines the trained attacker."""
-        return identity_of(
-            plan=self.plan,
-            model=self.model,
-            data=self.data,
-            synthetic=None if self.groups is None else self.groups.synthetic,
-            normalisation=self.normalisation,
-            classes=self.num_classes,
-            code=code_digest([__name__, *classes_in(self.model)]),
-            torch=torch.__version__,
-        )
+    kind = "seer"
 
+    @property
+    def title(self) -> str:
+        """What is trained, in a few words."""
+        plan = self.plan
+        groups = f", LIDS groups of {plan.lids}" if plan.lids > 1 else ""
+        return f"seer {plan.property}, {plan.clients} x {plan.batch_size} images{groups}, {plan.steps} steps"
 
-def train_seer(
-    trainee: Trainee,
-    *,
-    checkpoint: Path | None = None,
-    every: int = 500,
-    progress: Progress | None = None,
-) -> SeerAttacker:
-    """Train an attacker, going on from `checkpoint` if that file exists.
+    @property
+    def size(self) -> int:
+        """Steps of Adam."""
+        return self.plan.steps
 
-    Args:
-        trainee: what and how.
-        checkpoint: file that is written every so many steps; None to keep nothing.
-        every: steps between two checkpoints.
-        progress: hears of the loss now and then.
-    """
-    run = _Run(trainee)
-    if checkpoint is not None and checkpoint.is_file():
-        run.restore(load_checkpoint(checkpoint, trainee.identity))
-    started, before = time.perf_counter(), run.seconds
-    while run.step < trainee.plan.steps:
-        run.advance()
-        if run.step % CURVE_EVERY == 0 or run.step == trainee.plan.steps:
-            loss = run.note_loss()
-            run.seconds = before + time.perf_counter() - started
-            if progress is not None:
-                progress(run.step, loss)
-        if checkpoint is not None and run.step % every == 0 and run.step < trainee.plan.steps:
-            save_checkpoint(checkpoint, run.checkpoint())
-    return run.attacker()
+    def recipe(self) -> Mapping[str, Any]:
+        """Return everything that determines the attacker but code."""
+        return {
+            "plan": self.plan,
+            "model": self.model,
+            "data": self.data,
+            "synthetic": None if self.groups is None else self.groups.synthetic,
+            "normalisation": self.normalisation,
+            "classes": self.num_classes,
+        }
+
+    def fit(self, report: Report, unfinished: Unfinished) -> SeerAttacker:
+        """Train, going on from the last state."""
+        run = _Run(self)
+        if (state := unfinished.load()) is not None:
+            run.restore(state)
+        started, before = time.perf_counter(), run.seconds
+        while run.step < self.plan.steps:
+            run.advance()
+            if run.step % CURVE_EVERY == 0 or run.step == self.plan.steps:
+                loss = run.note_loss()
+                run.seconds = before + time.perf_counter() - started
+                report(Tick(run.step, {"loss": loss}))
+                unfinished.save(run.state())
+        return run.attacker()
+
+    def save(self, trained: SeerAttacker) -> Saved:
+        """Return the attacker as tensors and values."""
+        return attacker_saved(trained)
+
+    def load(self, saved: Saved) -> SeerAttacker:
+        """Return the attacker that was saved."""
+        images = self.data.images
+        shape = images.shape[1], images.shape[2], images.shape[3]
+        return attacker_loaded(saved, self.model, self.normalisation, shape, self.num_classes, self.plan)
 
 
 class _Run:
@@ -179,34 +184,32 @@ class _Run:
         self._loss, self._counted = torch.zeros_like(self._loss), 0
         return loss
 
-    def checkpoint(self) -> Checkpoint:
-        """Return the state between two steps; the curve's unfinished point is the next run's to begin."""
+    def state(self) -> Saved:
+        """Return the state between two points of the curve."""
         moments = {
-            f"{index}.{name}": value
+            f"adam|{index}.{name}": value
             for index, state in self._adam.state_dict()["state"].items()
             for name, value in state.items()
         }
+        parameters = {f"parameters|{name}": value for name, value in self._parameters.items()}
+        decoder = {f"decoder|{name}": value for name, value in self._decoder.state_dict().items()}
         history = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
-        parts: dict[str, Tensors] = {
-            "parameters": self._parameters,
-            "decoder": self._decoder.state_dict(),
-            "adam": moments,
-        }
-        return Checkpoint(self._trainee.identity, history, parts)
+        return Saved({**parameters, **decoder, **moments}, history)
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: Saved) -> None:
         """Go on from a state."""
+        parameters = part_of(saved.tensors, "parameters|")
         with torch.no_grad():
             for name, value in self._parameters.items():
-                value.copy_(saved.parts["parameters"][name])
-        self._decoder.load_state_dict(dict(saved.parts["decoder"]))
+                value.copy_(parameters[name])
+        self._decoder.load_state_dict(part_of(saved.tensors, "decoder|"))
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in saved.parts["adam"].items():
+        for key, value in part_of(saved.tensors, "adam|").items():
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = value
         self._adam.load_state_dict({**self._adam.state_dict(), "state": state})
-        self.step, self.seconds = saved.history["step"], saved.history["seconds"]
-        self.curve = [(int(step), float(loss)) for step, loss in saved.history["curve"]]
+        self.step, self.seconds = int(saved.values["step"]), float(saved.values["seconds"])
+        self.curve = [(int(step), float(loss)) for step, loss in saved.values["curve"]]
 
     def attacker(self) -> SeerAttacker:
         """Return what was trained; the model's running statistics are those of the auxiliary data."""

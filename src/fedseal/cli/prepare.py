@@ -1,0 +1,111 @@
+"""`prepare`: what is trained once and used many times; and `train-evaluator`, which writes such a thing into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedseal.cli.app import app
+from fedseal.cli.options import (
+    Attacks,
+    DataRoot,
+    Defences,
+    Device,
+    chosen_scenario,
+    look_here_for_models,
+    watching,
+)
+from fedseal.core.errors import UsageError
+
+
+@app.command()
+def prepare(
+    scenario: Annotated[list[Path] | None, typer.Argument(help="Scenario files (YAML) of audits.")] = None,
+    attack: Attacks = None,
+    defence: Defences = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List what was prepared so far.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete what is damaged, left over or made by other code.")
+    ] = False,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+) -> None:
+    """Train beforehand what a scenario's attacks and defences need.
+
+    It is kept in the cache and found there by everything that determines it.
+    Killed or interrupted, the same command goes on where it was.
+    """
+    from fedseal.data.places import cache_directory
+    from fedseal.preparation import library
+
+    if bool(scenario) + list_all + prune != 1:
+        raise UsageError("prepare takes scenario files, or --list, or --prune.", hint="Name one of the three.")
+    directory = library().directory
+    assert directory is not None
+    if list_all:
+        _list(directory)
+    elif prune:
+        _prune(directory, cache_directory())
+    for path in scenario or ():
+        _prepare(path, {"attacks": attack, "defences": defence}, data_root, device)
+
+
+def _prepare(path: Path, options: dict[str, list[str] | None], data_root: Path | None, device: str) -> None:
+    from fedseal.audit.preparation import prepare as prepare_scenario
+    from fedseal.audit.scenario import Scenario
+
+    chosen = chosen_scenario(path, Scenario, "prepare", options)
+    look_here_for_models()
+    with watching() as watcher:
+        done = prepare_scenario(chosen, data_root=data_root, device=device, watcher=watcher)
+    for one in done:
+        typer.echo(f"{'found' if one.found else 'ready'}: {one.title} (for {one.wanted_by})")
+
+
+def _list(directory: Path) -> None:
+    from rich.console import Console
+
+    from fedseal.preparation import items
+    from fedseal.report.listing import render_prepared
+
+    found = items(directory)
+    Console().print(render_prepared(found) if found else f"nothing was prepared yet; it would lie in {directory}.")
+
+
+def _prune(directory: Path, cache: Path) -> None:
+    from fedseal.preparation import prune
+
+    gone = prune(directory, cache)
+    for item in gone:
+        typer.echo(f"deleted {item.state}: {item.title}")
+    typer.echo(f"{len(gone)} files, {sum(item.size for item in gone) / 1e6:.1f} MB")
+
+
+@app.command("train-evaluator")
+def train_evaluator_command(
+    data: Annotated[list[str], typer.Option(help="Public data set to train on, e.g. cifar10 or npz:PATH; repeatable.")],
+    check: Annotated[
+        list[str] | None, typer.Option(help="Data set to measure it on, best one it never saw; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("evaluator.safetensors"),
+    architecture: Annotated[str, typer.Option(help="small, or paper: 128, 256 and 512 filters.")] = "small",
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = 10_000,
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 2e-3,
+    structured: Annotated[float, typer.Option(help="Share of drawn images among those trained on.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="Determines weights, images and noise.")] = 0,
+    data_root: DataRoot = None,
+) -> None:
+    """Train Refiner's evaluation network on public images, for `refiner:evaluator=FILE`."""
+    from fedseal.defences.refiner.evaluator import parse_architecture
+    from fedseal.defences.refiner.fitting import TrainingPlan
+    from fedseal.defences.refiner.production import produce_evaluator
+
+    plan = TrainingPlan(parse_architecture(architecture), steps, batch_size, lr, structured, seed)
+    with watching() as watcher:
+        produced = produce_evaluator(data, check or [], plan, out, data_root=data_root, watcher=watcher)
+    if produced.measured:
+        typer.echo(produced.table())
+    typer.echo(f"written: {produced.path} (SHA-256 {produced.sha256})")

@@ -1,0 +1,6 @@
+"""What is trained beforehand: found by what determines it, kept in the cache, resumed (`core.trainable`)."""
+
+from fedseal.preparation.library import Library, library
+from fedseal.preparation.shelf import Item, items, prune
+
+__all__ = ["Item", "Library", "items", "library", "prune"]
