@@ -185,6 +185,7 @@ def test_every_truncation_and_every_addition_is_noticed():
             decode(resealed(whole[:-4] + more))
 
 
+@pytest.mark.slow
 def test_a_change_under_a_valid_checksum_is_refused_or_read_as_what_it_says():
     """Nothing but an InputError is raised, and nothing large is allocated.
 
