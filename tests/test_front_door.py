@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedseal
 from fedseal.core.errors import CapabilityError, InputError, UsageError
+from fedseal.data.registry import DATASETS
 from fedseal.store.readings import ReadingRecord
 
 SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=2", "targets": 1}
@@ -106,6 +107,13 @@ def test_a_known_defence_makes_the_attacker_aware():
         return found.objective
 
     assert loss("topk:ratio=0.9") < loss(None)
+
+
+def test_public_images_serve_attacks_that_look_updates_up():
+    model, private = network(), DATASETS.build("faces:size=8").batch(torch.arange(40))
+    gradient = gradient_of(model, private.images[17:18], [int(private.labels[17])])
+    found = fedseal.invert(model, gradient, input_shape=(1, 8, 8), attack="retrieval", public=private)
+    assert torch.allclose(found.images, private.images[17:18])
 
 
 def test_the_mode_of_the_model_says_how_batch_normalisation_ran():
