@@ -209,6 +209,12 @@ def test_a_users_weights_follow_the_seed(nets: str):
     assert not torch.equal(one, other)
 
 
+def test_a_users_model_has_the_options_every_model_has(nets: str):
+    wide = build_model(f"{nets}:Net:init=wide-uniform", input_shape=(3, 2, 2), num_classes=5, seed=0)
+    assert float(wide.state_dict()["layers.1.weight"].abs().max()) > 1 / 12**0.5
+    assert not torch.equal(wide.state_dict()["layers.1.weight"], user(nets, "Net").state_dict()["layers.1.weight"])
+
+
 def test_lazy_layers_are_built_by_the_seed(nets: str):
     before = torch.get_rng_state()
     one, same = (user(nets, "lazy").state_dict() for _ in range(2))

@@ -4,6 +4,11 @@ The right control where data sets hold near-duplicates: an image an attacker can
 model: passive server with public images. Every public image is rehearsed alone; one image behind an update is answered
 by the highest cosine, several by orthogonal matching pursuit (Pati et al. 1993) over the single images' updates, as a
 batch's gradient is the mean of its images'. Sketches find candidates, whole updates decide.
+
+Cost: one rehearsed round per public image, then products of sketches; exact updates of the candidates only.
+
+Known breaks: data without near-duplicates in public hands: then its answer is the nearest neighbour at best. Noise
+above the differences between public updates, and many images per update.
 """
 
 from __future__ import annotations

@@ -5,12 +5,10 @@ The widths are chosen so that every layer's equations determine its input; a nar
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Init, finish, flat_features
+from fedseal.models.layers import with_head
 from fedseal.models.registry import MODELS
 
 _SLOPE = 0.2
@@ -23,8 +21,6 @@ def cnn6(
     input_shape: tuple[int, int, int],
     num_classes: int,
     narrow: int = 36,
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build CNN6; `narrow` is the width of the second layer, 20 for the rank-deficient CNN6-d."""
     plan = ((12, 4, 2, 2), (narrow, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))
@@ -33,6 +29,4 @@ def cnn6(
     for width, kernel, stride, padding in plan:
         layers += [nn.Conv2d(channels, width, kernel, stride, padding, bias=False), nn.LeakyReLU(_SLOPE)]
         channels = width
-    body = nn.Sequential(*layers, nn.Flatten())
-    head = nn.Linear(flat_features(body, input_shape), num_classes, bias=False)
-    return finish(nn.Sequential(*body, head), init, checkpoint)
+    return with_head(layers, input_shape, num_classes, bias=False)

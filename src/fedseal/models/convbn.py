@@ -6,12 +6,10 @@ the flattened result: 16x16 images become `width` x 4 x 4 features. It is the ne
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Activation, Init, activation_module, finish, flat_features
+from fedseal.models.layers import Activation, activation_module, with_head
 from fedseal.models.registry import MODELS
 
 _PLAN = ((0.75, 4, 2), (1.0, 4, 2), (1.0, 3, 1), (1.0, 3, 1))
@@ -24,8 +22,6 @@ def convbn(
     num_classes: int,
     width: int = 32,
     activation: Activation = "relu",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build the network with `width` channels in its last blocks."""
     layers: list[nn.Module] = []
@@ -35,5 +31,4 @@ def convbn(
         layers += [nn.Conv2d(channels, outputs, kernel, stride, 1, bias=False), nn.BatchNorm2d(outputs)]
         layers.append(activation_module(activation))
         channels = outputs
-    body = nn.Sequential(*layers, nn.Flatten())
-    return finish(nn.Sequential(*body, nn.Linear(flat_features(body, input_shape), num_classes)), init, checkpoint)
+    return with_head(layers, input_shape, num_classes)

@@ -6,12 +6,10 @@ those eight, as all published numbers come from them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Activation, Init, activation_module, finish, flat_features
+from fedseal.models.layers import Activation, activation_module, with_head
 from fedseal.models.registry import MODELS
 
 _POOL = 0
@@ -26,8 +24,6 @@ def convnet(
     num_classes: int,
     width: int = 64,
     activation: Activation = "relu",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build the ConvNet with `width` channels in its first block."""
     layers: list[nn.Module] = []
@@ -39,5 +35,4 @@ def convnet(
         layers += [nn.Conv2d(channels, factor * width, 3, padding=1), nn.BatchNorm2d(factor * width)]
         layers.append(activation_module(activation))
         channels = factor * width
-    body = nn.Sequential(*layers, nn.Flatten())
-    return finish(nn.Sequential(*body, nn.Linear(flat_features(body, input_shape), num_classes)), init, checkpoint)
+    return with_head(layers, input_shape, num_classes)

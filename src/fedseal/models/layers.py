@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -26,7 +27,7 @@ def activation_module(name: Activation) -> nn.Module:
     return _ACTIVATIONS[name]()
 
 
-def finish(model: nn.Module, init: Init, checkpoint: Path | None) -> nn.Module:
+def finish(model: nn.Module, init: Init = "default", checkpoint: Path | None = None) -> nn.Module:
     """Initialise a fresh network and load its checkpoint, if there is one.
 
     `wide-uniform` redraws every weight and bias from U(-0.5, 0.5), as DLG's experiments do; it is what makes a small
@@ -39,6 +40,14 @@ def finish(model: nn.Module, init: Init, checkpoint: Path | None) -> nn.Module:
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
     return model
+
+
+def with_head(
+    layers: Sequence[nn.Module], input_shape: tuple[int, int, int], num_classes: int, *, bias: bool = True
+) -> nn.Sequential:
+    """Return layers, flattened, and a linear layer on all features they make of an image."""
+    body = nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(*body, nn.Linear(flat_features(body, input_shape), num_classes, bias=bias))
 
 
 def flat_features(body: nn.Module, input_shape: tuple[int, int, int]) -> int:

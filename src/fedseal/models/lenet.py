@@ -6,44 +6,34 @@ defence papers attack.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Activation, Init, activation_module, finish, flat_features
+from fedseal.models.layers import Activation, activation_module, with_head
 from fedseal.models.registry import MODELS
 
 _PAPER = "Zhu et al., NeurIPS 2019"
 
 
-def _lenet(
-    input_shape: tuple[int, int, int], num_classes: int, activation: Activation, init: Init, checkpoint: Path | None
-) -> nn.Module:
-    body = nn.Sequential(
+def _lenet(input_shape: tuple[int, int, int], num_classes: int, activation: Activation) -> nn.Module:
+    layers = [
         nn.Conv2d(input_shape[0], 12, 5, stride=2, padding=2),
         activation_module(activation),
         nn.Conv2d(12, 12, 5, stride=2, padding=2),
         activation_module(activation),
         nn.Conv2d(12, 12, 5, stride=1, padding=2),
         activation_module(activation),
-        nn.Flatten(),
-    )
-    head = nn.Linear(flat_features(body, input_shape), num_classes)
-    return finish(nn.Sequential(*body, head), init, checkpoint)
+    ]
+    return with_head(layers, input_shape, num_classes)
 
 
 @MODELS.register("lenet", Info("three sigmoid convolutions and a linear layer, as in DLG", paper=_PAPER))
-def lenet(
-    input_shape: tuple[int, int, int], num_classes: int, init: Init = "default", checkpoint: Path | None = None
-) -> nn.Module:
+def lenet(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Build DLG's LeNet."""
-    return _lenet(input_shape, num_classes, "sigmoid", init, checkpoint)
+    return _lenet(input_shape, num_classes, "sigmoid")
 
 
 @MODELS.register("lenet-relu", Info("the same network with ReLU", paper=_PAPER))
-def lenet_relu(
-    input_shape: tuple[int, int, int], num_classes: int, init: Init = "default", checkpoint: Path | None = None
-) -> nn.Module:
+def lenet_relu(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Build LeNet with ReLU activations."""
-    return _lenet(input_shape, num_classes, "relu", init, checkpoint)
+    return _lenet(input_shape, num_classes, "relu")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Activation, Init, activation_module, finish
+from fedseal.models.layers import Activation, activation_module
 from fedseal.models.registry import MODELS
 
 
@@ -18,8 +16,6 @@ def mlp(
     width: int = 256,
     depth: int = 2,
     activation: Activation = "relu",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build `depth` hidden layers of `width` units."""
     features = input_shape[0] * input_shape[1] * input_shape[2]
@@ -27,4 +23,4 @@ def mlp(
     for _ in range(depth):
         layers += [nn.Linear(features, width), activation_module(activation)]
         features = width
-    return finish(nn.Sequential(*layers, nn.Linear(features, num_classes)), init, checkpoint)
+    return nn.Sequential(*layers, nn.Linear(features, num_classes))

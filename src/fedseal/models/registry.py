@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +13,36 @@ from torch import nn
 
 from fedseal.core.errors import InputError
 from fedseal.core.plugins import blamed_on
-from fedseal.core.registry import Registry
+from fedseal.core.registry import Entry, Info, Registry
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import check_finite
+from fedseal.models.layers import finish
 
-MODELS: Registry[nn.Module] = Registry("model", "fedseal.models", group="fedseal.models", product=nn.Module)
+
+class ModelRegistry(Registry[nn.Module]):
+    """Models; every one has the options `init` and `checkpoint` (see `finish`), unless its factory has its own."""
+
+    def _declared(self, name: str, factory: Callable[..., nn.Module], info: Info) -> Entry[nn.Module]:
+        entry = super()._declared(name, factory, info)
+        return replace(entry, parameters={**entry.parameters, **_added(entry.parameters)})
+
+    def _make(self, entry: Entry[nn.Module], options: dict[str, Any]) -> nn.Module:
+        added = _added(inspect.signature(entry.factory).parameters)
+        model = super()._make(entry, {key: value for key, value in options.items() if key not in added})
+        return finish(model, **{key: value for key, value in options.items() if key in added})
+
+
+def _added(own: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """Return the options of `finish` that a factory does not have itself."""
+    hints = typing.get_type_hints(finish)
+    return {
+        key: parameter.replace(annotation=hints[key])
+        for key, parameter in list(inspect.signature(finish).parameters.items())[1:]
+        if key not in own
+    }
+
+
+MODELS: Registry[nn.Module] = ModelRegistry("model", "fedseal.models", group="fedseal.models", product=nn.Module)
 _HINT = "Check the model's options and code, and that it was built for data of this size."
 
 register_model = MODELS.register

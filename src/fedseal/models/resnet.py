@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor, nn
 
 from fedseal.core.registry import Info
-from fedseal.models.layers import Activation, Init, activation_module, finish
+from fedseal.models.layers import Activation, activation_module
 from fedseal.models.registry import MODELS
 
 _PAPER = "He et al., CVPR 2016"
@@ -76,11 +74,9 @@ def resnet10(
     num_classes: int,
     width: int = 64,
     activation: Activation = "relu",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build ResNet-10."""
-    return finish(ResNet(input_shape[0], num_classes, (1, 1, 1, 1), width, activation), init, checkpoint)
+    return ResNet(input_shape[0], num_classes, (1, 1, 1, 1), width, activation)
 
 
 @MODELS.register("resnet18", Info("residual network, two blocks per stage", paper=_PAPER))
@@ -89,8 +85,6 @@ def resnet18(
     num_classes: int,
     width: int = 64,
     activation: Activation = "relu",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build ResNet-18."""
-    return finish(ResNet(input_shape[0], num_classes, (2, 2, 2, 2), width, activation), init, checkpoint)
+    return ResNet(input_shape[0], num_classes, (2, 2, 2, 2), width, activation)

@@ -6,7 +6,6 @@ fused kernels allow neither.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
-from fedseal.models.layers import Init, finish
 from fedseal.models.registry import MODELS
 
 Pool: TypeAlias = Literal["token", "mean"]
@@ -119,9 +117,7 @@ def vit_tiny(
     heads: int = 3,
     patch: int = 4,
     pool: Pool = "token",
-    init: Init = "default",
-    checkpoint: Path | None = None,
 ) -> nn.Module:
     """Build a vision transformer of `depth` blocks with `width` features per token."""
     model = VisionTransformer(input_shape, num_classes, patch, width, depth, heads, pool)
-    return finish(model, init, checkpoint)
+    return model

@@ -3,6 +3,12 @@
 Threat model: passive server with public images. The defence is a black box, so the same mechanism is aware of every
 defence, also of those that no formula inverts. Updates are sketched to at most 16,384 numbers. Departures: besides the
 paper's network a kernel regression in closed form; batches are told apart by their sorted labels.
+
+Cost: one rehearsed round per training batch and the fit, once per model, defence and shape; a matrix product or a
+forward pass per target.
+
+Known breaks: public images unlike the private ones, since it can only answer with what it has seen the like of; noise
+that swamps the sketch brings it to the mean image; batches whose labels repeat cannot be told apart.
 """
 
 from __future__ import annotations
