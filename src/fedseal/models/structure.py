@@ -85,3 +85,22 @@ def input_linear_layer(model: nn.Module, images: Tensor) -> ExecutedLayer | None
         return None
     seen = first.inputs
     return first if seen.shape == (len(images), images[0].numel()) and bool((seen == images.flatten(1)).all()) else None
+
+
+def multiply_adds(model: nn.Module, shape: tuple[int, int, int, int]) -> int:
+    """Return the multiply-adds of one forward pass on inputs of `shape`, in convolutions and linear layers."""
+    count = 0
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal count
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        count += output.numel() * weight[0].numel()
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    like = next(model.parameters())
+    with torch.no_grad():
+        model(like.new_zeros(shape))
+    for handle in handles:
+        handle.remove()
+    return count

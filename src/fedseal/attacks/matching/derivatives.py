@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedseal.attacks.matching.chained import chained
@@ -24,6 +24,7 @@ from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.models.kinks import FrozenKinks
+from fedseal.models.structure import multiply_adds
 
 SecondOrder: TypeAlias = Literal["auto", "exact", "finite-difference"]
 
@@ -285,22 +286,3 @@ def _not_twice(error: RuntimeError) -> CapabilityError:
         f"the model cannot be differentiated twice: {reason}",
         hint="Use second_order=finite-difference, or a model of differentiable operations (no fused attention).",
     )
-
-
-def multiply_adds(model: nn.Module, shape: tuple[int, int, int, int]) -> int:
-    """Return the multiply-adds of one forward pass on inputs of `shape`, in convolutions and linear layers."""
-    count = 0
-
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal count
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        count += output.numel() * weight[0].numel()
-
-    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    like = next(model.parameters())
-    with torch.no_grad():
-        model(like.new_zeros(shape))
-    for handle in handles:
-        handle.remove()
-    return count
