@@ -11,7 +11,7 @@ from typing import Any
 from fedseal.audit.plan import attackers, check_names
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, aware_of, build_setup
-from fedseal.core.attack import ATTACKS
+from fedseal.core.attack import ATTACKS, Attack
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.trainable import Trainable
 from fedseal.core.watcher import Watcher
@@ -69,22 +69,23 @@ def _ready(books: Library, wanted_by: str, wanted: Trainable[Any], watcher: Watc
 
 def _declared(setup: Setup, watcher: Watcher) -> Iterator[tuple[str, Trainable[Any]]]:
     """Yield what is declared, with who declares it; each is ready before the next is asked for."""
-    scenario = setup.scenario
-    for spec in dict.fromkeys(scenario.defences):
+    defences = dict.fromkeys(setup.scenario.defences)
+    for spec in (spec for spec in defences if build_defence(spec).uses("trainables")):
         for held, source in setup.client_data(spec):
             yield from ((spec, one) for one in build_defence(spec).trainables(held, source))
-    for spec, defence in product(dict.fromkeys(scenario.attacks), dict.fromkeys(("none", *scenario.defences))):
-        for aware in attackers(scenario, defence):
+    attacks = {spec: ATTACKS.build(spec) for spec in setup.scenario.attacks}
+    declaring = {spec: one for spec, one in attacks.items() if type(one).trainables is not Attack.trainables}
+    for (spec, attack), defence in product(declaring.items(), defences):
+        for aware in attackers(setup.scenario, defence):
             try:
-                yield from ((spec, one) for one in _of_attack(setup, spec, defence, aware))
+                yield from ((spec, one) for one in _of_attack(setup, attack, defence, aware))
             except CapabilityError as error:
                 watcher.remarked("warning", f"{spec} on {defence} is not prepared: {error}")
 
 
-def _of_attack(setup: Setup, attack: str, defence: str, aware: bool) -> Iterable[Trainable[Any]]:
+def _of_attack(setup: Setup, attack: Attack, defence: str, aware: bool) -> Iterable[Trainable[Any]]:
     built = build_defence(defence)
-    model = setup.wrapped_model(built)
-    knowledge = setup.granted(built)
+    knowledge = setup.granted(built, defence)
     if aware:
         knowledge = aware_of(knowledge, built, defence)
-    return ATTACKS.build(attack).trainables(model, knowledge)
+    return attack.trainables(setup.wrapped_model(built, defence), knowledge)

@@ -28,7 +28,7 @@ from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
-from fedseal.federation.cohort import federated_model
+from fedseal.federation.cohort import federated_model, joined
 from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
@@ -106,7 +106,12 @@ class Setup:
         return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
 
     def client_data(self, spec: str) -> Iterator[tuple[Batch, torch.Generator]]:
-        """Yield what every client of every target holds, and what a defence of that spec prepares it with."""
+        """Yield what every client of every target holds, and what a defence of that spec prepares it with.
+
+        Where a round of a training is attacked it yields nothing: the training prepares its clients' data itself.
+        """
+        if self.staging is not None:
+            return
         shape = self.shape(build_defence(spec))
         for target in range(self.scenario.targets):
             streams = TargetStreams(self.scenario.seed, (spec, target))
@@ -114,10 +119,10 @@ class Setup:
             for client in range(shape.clients):
                 yield joined(list(islice(held, shape.local_steps))), streams.prepare(client)
 
-    def granted(self, defence: Defence) -> Knowledge:
-        """Return what an attacker who does not know the defence is granted before a round, of the first target."""
-        shape = self.shape(defence)
-        return self._knowledge(shape, joined(self.batches(0, shape)), {})
+    def granted(self, defence: Defence, name: str) -> Knowledge:
+        """Return what an attacker who does not know the defence is granted before the first target's round."""
+        played = self._round(defence, 0, name)
+        return self._knowledge(played.shape, played.originals, {})
 
     def observe(
         self,
