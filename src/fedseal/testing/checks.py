@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
+from fedseal.core.errors import FedsealError
+
 C = TypeVar("C")
 
 Check: TypeAlias = Callable[[C], str | None]
@@ -15,7 +17,7 @@ def run_checks(case: C, checks: Sequence[Check[C]]) -> dict[str, str]:
     """Run all checks on one case; return the reasons of those that do not apply, by the check's name.
 
     Raises:
-        AssertionError: naming every check that failed, with its words.
+        AssertionError: naming every check that failed, or whose rounds were refused, with its words.
     """
     skipped: dict[str, str] = {}
     failed: list[str] = []
@@ -23,7 +25,7 @@ def run_checks(case: C, checks: Sequence[Check[C]]) -> dict[str, str]:
         name = getattr(check, "__name__", repr(check))
         try:
             reason = check(case)
-        except AssertionError as error:
+        except (AssertionError, FedsealError) as error:
             failed.append(f"{name}: {error}")
         else:
             if reason is not None:

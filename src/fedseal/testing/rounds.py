@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -12,8 +13,8 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
-from fedseal.federation.client import ClientRound, RoundConfig, client_round
-from fedseal.federation.server import mean_update
+from fedseal.federation.client import ClientRound, RoundConfig
+from fedseal.federation.cohort import Cohort, CohortRound, held_by, play_alone
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
@@ -42,6 +43,22 @@ def batch(seed: int = 0, size: int = _BATCH, dtype: torch.dtype = torch.float32)
     return Batch(images, torch.randint(CLASSES, (size,), generator=source))
 
 
+@dataclass(frozen=True)
+class _Streams:
+    """The randomness of a suite's clients in one round; of the operating system, without a seed."""
+
+    seed: int | None
+
+    def prepare(self, client: int) -> torch.Generator:
+        return generator(self.seed, "prepare", client)
+
+    def round(self, client: int, number: int) -> torch.Generator:
+        return generator(self.seed, "round", number, client)
+
+    def turns(self, number: int) -> torch.Generator:
+        return generator(self.seed, "turns", number)
+
+
 def play(
     defence: Defence,
     *,
@@ -51,23 +68,30 @@ def play(
     dtype: torch.dtype = torch.float32,
 ) -> list[ClientRound]:
     """Run one round of as many clients as the defence puts behind an update; noise depends on seed and round."""
+    done = _played(defence, seed, round_number, steps, dtype)
+    return [
+        ClientRound(answer.update, answer.fed, answer.bn_statistics, done.cost(answer))
+        for answer in done.answers
+        if answer.update is not None
+    ]
+
+
+def _played(defence: Defence, seed: int | None, round_number: int, steps: int, dtype: torch.dtype) -> CohortRound:
     shape = defence.reshape(RoundShape(_BATCH, steps, 1))
-    federated = wrapped(defence).to(dtype)
     config = RoundConfig(local_steps=shape.local_steps)
-    rounds = []
+    clients = []
     for client in range(shape.clients):
         first = 100 * round_number + 10 * client
         batches = [batch(first + step, shape.batch_size, dtype) for step in range(shape.local_steps)]
-        theirs = defence if client == 0 else copy.deepcopy(defence)
-        source = generator(seed, "round", round_number, client)
-        name = f"client-0-{client}"
-        rounds.append(client_round(federated, batches, config, theirs, source, round_number=round_number, client=name))
-    return rounds
+        clients.append(held_by(f"client-0-{client}", batches, config, defence.name))
+    cohort = Cohort(clients, defence, _Streams(seed), strict=True, defences={0: defence})
+    return cohort.play([wrapped(defence).to(dtype)], round_number, shown=range(len(clients)))
 
 
 def play_on(federated: nn.Module, defence: Defence) -> ClientRound:
     """Run one client's round on a model that is given."""
-    return client_round(federated, [batch()], RoundConfig(), defence, generator(0), client="client-0-0")
+    client = held_by("client-0-0", [batch()], RoundConfig(), defence.name)
+    return play_alone(client, federated, defence, _Streams(0), round_number=0)
 
 
 def upload(
@@ -79,9 +103,9 @@ def upload(
     dtype: torch.dtype = torch.float32,
 ) -> Tensors:
     """Return what the server sees of one round."""
-    rounds = play(defence, seed=seed, round_number=round_number, steps=steps, dtype=dtype)
-    update = rounds[0].update if len(rounds) == 1 else mean_update([done.update for done in rounds])
-    return defence.server_view(update.tensors)
+    seen = _played(defence, seed, round_number, steps, dtype).seen
+    assert seen is not None  # a strict cohort raises what is wrong with an answer
+    return seen.tensors
 
 
 def same_bits(one: Tensors, other: Tensors) -> bool:
