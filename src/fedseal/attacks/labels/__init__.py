@@ -6,8 +6,9 @@ softmax and n_c the number of labels c. Every rule reads that equation with anot
 
 from fedseal.attacks.labels.counts import round_to_sum
 from fedseal.attacks.labels.guess import LabelGuess
+from fedseal.attacks.labels.inference import infer_labels
 from fedseal.attacks.labels.refine import refine_labels
-from fedseal.attacks.labels.rules import LABEL_RULES, infer_labels, is_rule, label_rule
+from fedseal.attacks.labels.rules import LABEL_RULES, is_rule, label_rule
 
 __all__ = [
     "LABEL_RULES",

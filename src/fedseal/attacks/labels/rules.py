@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fedseal.attacks.labels.guess import LabelGuess
-from fedseal.core.errors import InputError, UsageError
+from fedseal.core.errors import UsageError
 from fedseal.core.observation import Observation
 from fedseal.core.plugins import is_reference
 from fedseal.core.registry import FunctionRegistry, near_matches, parse_spec
@@ -42,22 +42,3 @@ def label_rule(text: str) -> LabelRule:
             hint=near_matches(text, [*LABEL_RULES, GIVEN, UNKNOWN]),
         )
     return LABEL_RULES.build(spec)
-
-
-def infer_labels(observation: Observation, seed: int) -> LabelGuess:
-    """Return the labels an attack works with: the given ones, or those its rule infers.
-
-    Who knows the defence infers them through it, where rehearsals show that this reads more of them.
-    """
-    from fedseal.attacks.labels.rehearsed import through_the_defence
-
-    knowledge = observation.knowledge
-    if knowledge.labels is not None:
-        return LabelGuess(knowledge.labels)
-    rule = label_rule(knowledge.label_rule)
-    guess = rule(observation, seed) if knowledge.defence is None else through_the_defence(observation, rule, seed)
-    if not isinstance(guess, LabelGuess):
-        raise InputError(
-            f"the label rule {knowledge.label_rule} returned {type(guess).__name__}.", hint="It must be a LabelGuess."
-        )
-    return guess
