@@ -14,10 +14,10 @@ from fedbench.cases import Case, initial_model
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence
 from fedseal.federation.cohort import Held
-from fedseal.federation.simulation import FederationConfig, RoundRecord, RoundWatcher, simulate
+from fedseal.federation.simulation import FederationConfig, RoundListener, RoundRecord, simulate
 
 
-class _Stopwatch(RoundWatcher):
+class _Stopwatch(RoundListener):
     """Reads a clock at the end of every round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

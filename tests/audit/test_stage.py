@@ -16,7 +16,7 @@ from fedseal.audit.setup import build_setup
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.tensors import Tensors
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.simulation import Federation, RoundRecord, RoundWatcher, SeenUpload, simulate
+from fedseal.federation.simulation import Federation, RoundListener, RoundRecord, SeenUpload, simulate
 from fedseal.models.registry import build_model
 from fedseal.store.database import Store
 from fedseal.training.run import open_training
@@ -34,7 +34,7 @@ def scenario(**values: Any) -> Scenario:
     return Scenario.model_validate({**base, "client": client, "stage": stage, **values})
 
 
-class Keeping(RoundWatcher):
+class Keeping(RoundListener):
     """Keeps what the server sees of one round."""
 
     def __init__(self, number: int = ROUND) -> None:
@@ -120,7 +120,7 @@ def test_strangers_are_nobodys_target() -> None:
     assert not any(torch.equal(one, other) for one in attacked for other in setup.strangers.images)
 
 
-class Dying(RoundWatcher):
+class Dying(RoundListener):
     def finished(self, record: RoundRecord, rounds: int) -> None:
         if record.round == 1:
             raise KeyboardInterrupt
@@ -134,11 +134,11 @@ def test_killed_in_between_it_goes_on_where_it_was_and_trains_once_per_defence(
     killed = build_setup(scenario(defences=[spec]), stages=tmp_path).staging
     assert killed is not None
     with pytest.raises(KeyboardInterrupt):
-        killed.federation(build_defence(spec), spec, watcher=Dying())
+        killed.federation(build_defence(spec), spec, listener=Dying())
     played: list[int] = []
     play = Federation.play
 
-    def counting(self: Federation, number: int, listener: RoundWatcher) -> RoundRecord:
+    def counting(self: Federation, number: int, listener: RoundListener) -> RoundRecord:
         played.append(number)
         return play(self, number, listener)
 

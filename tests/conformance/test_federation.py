@@ -12,7 +12,7 @@ from fedseal.core.defence import DEFENCES
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.cohort import Held
-from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, simulate
+from fedseal.federation.simulation import FederationConfig, History, RoundListener, RoundRecord, simulate
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
@@ -20,7 +20,7 @@ SPECS = [name for name in DEFENCES.names() if name != "pretrained"]  # whose str
 CONFIG = FederationConfig(rounds=4, local_steps=2, batch_size=4)
 
 
-class Stopping(RoundWatcher):
+class Stopping(RoundListener):
     def finished(self, record: RoundRecord, rounds: int) -> None:
         if record.round == 1:
             raise KeyboardInterrupt
@@ -32,7 +32,7 @@ def client_data(client: int) -> Held:
 
 
 def course(
-    spec: str, listener: RoundWatcher | None = None, checkpoint: Path | None = None, *, workers: int = 1
+    spec: str, listener: RoundListener | None = None, checkpoint: Path | None = None, *, workers: int = 1
 ) -> History:
     model = build_model("lenet-relu", input_shape=SHAPE, num_classes=4, seed=0)
     clients = [client_data(client) for client in range(4)]

@@ -18,7 +18,7 @@ from fedseal.defences.dual_pruning import DualGradientPruning
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round
 from fedseal.federation.cohort.traffic import message_bytes
-from fedseal.federation.simulation import FederationConfig, RoundWatcher, SeenUpload, simulate
+from fedseal.federation.simulation import FederationConfig, RoundListener, SeenUpload, simulate
 from fedseal.federation.wire import payload_size
 from fedseal.models.registry import build_model
 
@@ -151,7 +151,7 @@ def test_the_broadcast_set_is_counted_once_up_and_down_for_everyone_else():
     told: list[int] = []
     uploads: list[int] = []
 
-    class Counting(RoundWatcher):
+    class Counting(RoundListener):
         def inspects(self, round_number: int) -> bool:
             return True
 

@@ -29,7 +29,7 @@ from fedseal.federation.cohort.one_by_one import OneByOne
 from fedseal.federation.cohort.vectorised import can_vectorise, clients_at_once, pays, train_together
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients, steps_of_epochs
 from fedseal.federation.server import RunningMean
-from fedseal.federation.simulation import FederationConfig, History, RoundRecord, RoundWatcher, SeenUpload, simulate
+from fedseal.federation.simulation import FederationConfig, History, RoundListener, RoundRecord, SeenUpload, simulate
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.wire import encode
 from fedseal.models.registry import build_model
@@ -70,7 +70,7 @@ def run(
     model: nn.Module | None = None,
     clients: list[Held] | None = None,
     defence: Defence | str | None = None,
-    listener: RoundWatcher | None = None,
+    listener: RoundListener | None = None,
     checkpoint: Path | None = None,
     workers: int | None = None,
     **config: Any,
@@ -329,7 +329,7 @@ def test_every_client_keeps_a_defence_of_its_own_over_the_rounds_it_misses() -> 
 
 
 def test_what_a_defence_prepares_is_what_clients_train_on() -> None:
-    class Watching(RoundWatcher):
+    class Watching(RoundListener):
         seen: tuple[Tensor, ...] = ()
 
         def inspects(self, round_number: int) -> bool:
@@ -421,7 +421,7 @@ def test_bytes_are_those_of_the_coded_uploads_and_of_the_model() -> None:
 
 
 def test_a_listener_sees_the_uploads_of_the_rounds_it_inspects_and_the_model_they_belong_to() -> None:
-    class Attacking(RoundWatcher):
+    class Attacking(RoundListener):
         def __init__(self) -> None:
             self.uploads: list[SeenUpload] = []
             self.records: list[RoundRecord] = []
@@ -447,7 +447,7 @@ def test_a_listener_sees_the_uploads_of_the_rounds_it_inspects_and_the_model_the
 
 
 def test_a_listener_sees_only_what_the_server_can_read() -> None:
-    class Reading(RoundWatcher):
+    class Reading(RoundListener):
         hidden = 0
 
         def inspects(self, round_number: int) -> bool:
@@ -465,7 +465,7 @@ def test_a_listener_sees_only_what_the_server_can_read() -> None:
 # Checkpoints
 
 
-class Interrupting(RoundWatcher):
+class Interrupting(RoundListener):
     def __init__(self, at: int) -> None:
         self.at = at
 

@@ -21,12 +21,12 @@ from fedseal.audit.setup import Setup, build_setup
 from fedseal.audit.trials import Outcome, TrialRunner
 from fedseal.core.errors import FedsealError, InputError, StorageError, UsageError
 from fedseal.core.files import PathText
-from fedseal.core.watcher import Report, Task, Tick, Watcher
+from fedseal.core.watcher import Report, Task, Watcher
 from fedseal.defences.pipeline import build_defence
 from fedseal.engines.events import Event, Finished, Progressed, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
-from fedseal.federation.simulation import RoundRecord, RoundWatcher
+from fedseal.federation.simulation import RoundsShown
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
@@ -174,25 +174,15 @@ def _make_work(
     return work
 
 
-class _StageWatcher(RoundWatcher):
-    """Tells how far the training up to the attacked round is."""
-
-    def __init__(self, task: Task, watcher: Watcher) -> None:
-        self._task, self._watcher = task, watcher
-
-    def finished(self, record: RoundRecord, rounds: int) -> None:
-        self._watcher.advanced(self._task, Tick((record.round + 1) / rounds))
-
-
 def _train_stage(setup: Setup, spec: str, watcher: Watcher, workers: int) -> None:
     """Train up to the attacked round under one defence, so that no two trials do; what it cannot, its trials say."""
     if setup.staging is None:
         return
-    task = Task(f"training under {spec} before the attack", key=f"stage/{setup.scenario.name}/{spec}")
+    rounds = setup.staging.stage.round or 1  # without a number there is a checkpoint, and none to train
+    task = Task(f"training under {spec} before the attack", rounds, key=f"stage/{setup.scenario.name}/{spec}")
     watcher.started(task)
     try:
-        told = _StageWatcher(task, watcher)
-        setup.staging.federation(build_defence(spec), spec, watcher=told, workers=workers)
+        setup.staging.federation(build_defence(spec), spec, listener=RoundsShown(task, watcher), workers=workers)
     except StorageError:
         raise
     except FedsealError as error:

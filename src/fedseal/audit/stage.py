@@ -32,7 +32,7 @@ from fedseal.federation.client import RoundConfig
 from fedseal.federation.cohort import joined
 from fedseal.federation.cohort.one_by_one import InTurn
 from fedseal.federation.sampling import local_indices
-from fedseal.federation.simulation import Federation, FederationConfig, RoundWatcher
+from fedseal.federation.simulation import Federation, FederationConfig, RoundListener
 from fedseal.federation.simulation.loop import sampled_for
 from fedseal.store.database import Store
 from fedseal.training.scenario import TrainingScenario
@@ -80,18 +80,18 @@ class Staging:
     _ready: dict[str, tuple[Federation, int]] = field(default_factory=dict)
 
     def federation(
-        self, defence: Defence, spec: str, *, watcher: RoundWatcher | None = None, workers: int = 1
+        self, defence: Defence, spec: str, *, listener: RoundListener | None = None, workers: int = 1
     ) -> tuple[Federation, int]:
         """Return the federation before the attacked round, and that round's number.
 
         Args:
             defence: fresh; not changed.
             spec: its own, which names what is kept.
-            watcher: told of the rounds that are trained.
+            listener: told of the rounds that are trained.
             workers: clients trained at once.
         """
         if spec not in self._ready:
-            self._ready[spec] = self._train(defence, spec, watcher, workers)
+            self._ready[spec] = self._train(defence, spec, listener, workers)
         return self._ready[spec]
 
     def identity(self, spec: str) -> Any:
@@ -168,7 +168,9 @@ class Staging:
             workers=workers,
         )
 
-    def _train(self, defence: Defence, spec: str, watcher: RoundWatcher | None, workers: int) -> tuple[Federation, int]:
+    def _train(
+        self, defence: Defence, spec: str, listener: RoundListener | None, workers: int
+    ) -> tuple[Federation, int]:
         number, federation = self._number(spec), self._untrained(defence, workers)
         path = None
         if self.directory is not None:
@@ -180,7 +182,7 @@ class Staging:
                 federation.restore(load_checkpoint(start, federation.identity))
             elif not path.exists():
                 write_atomically(path, start.read_bytes())  # a training's own file is never written to
-        federation.run(number, listener=watcher, checkpoint=path)
+        federation.run(number, listener=listener, checkpoint=path)
         return federation, number
 
 

@@ -1,6 +1,7 @@
 """Who watches long work, for display: audits, trainings, trade-offs and preparations tell the same five things.
 
-Inside of one attack a `core.attack.Listener` hears of images; everything above it speaks to a `Watcher`.
+Inside of one attack a `core.attack.Listener` hears of images, inside of one federation a `RoundListener` of rounds;
+whoever runs them speaks to a `Watcher`.
 """
 
 from __future__ import annotations

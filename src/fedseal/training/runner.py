@@ -19,31 +19,27 @@ from fedseal.core.files import PathText
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import identity_of
 from fedseal.core.sources import code_digest
-from fedseal.core.watcher import Task, Tick, Watcher
+from fedseal.core.watcher import Task, Watcher
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.simulation import RoundRecord, RoundWatcher, simulate
+from fedseal.federation.simulation import RoundRecord, RoundsShown, simulate
 from fedseal.store.database import Store
 from fedseal.store.identity import data_part, defence_part, machine_part, model_part
 from fedseal.training.run import TrainingRun, load_training_run
 from fedseal.training.scenario import TrainingScenario
 from fedseal.training.setup import Federation, build_federation
 
-_TOLD_DROPPED = 3
 
-
-class _Recorder(RoundWatcher):
-    """Puts every round into the store as soon as it ended, and tells the watcher."""
+class _Recorder(RoundsShown):
+    """Puts every round into the store as soon as it ended, and shows it."""
 
     def __init__(self, store: Store, key: str, task: Task, watcher: Watcher) -> None:
-        self._store, self._key, self._task, self._watcher = store, key, task, watcher
+        super().__init__(task, watcher)
+        self._store, self._key = store, key
 
     def finished(self, record: RoundRecord, rounds: int) -> None:
+        """Keep the round, then show it."""
         self._store.save_rounds(self._key, [record])
-        measured = {} if record.accuracy is None else {"accuracy": record.accuracy}
-        self._watcher.advanced(self._task, Tick(record.round + 1, measured))
-        refused = [dropped for dropped in record.dropped if dropped.reason != "did not answer"]
-        for dropped in refused[:_TOLD_DROPPED]:
-            self._watcher.remarked("warning", f"{dropped.client} dropped in round {record.round}: {dropped.reason}")
+        super().finished(record, rounds)
 
 
 def run_training(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fedseal.federation.cohort import ClientData
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
-from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
+from fedseal.federation.simulation.listener import RoundListener, RoundsShown, SeenUpload
 from fedseal.federation.simulation.loop import Federation, SimulationResult, simulate
 
 __all__ = [
@@ -18,8 +18,9 @@ __all__ = [
     "Federation",
     "FederationConfig",
     "History",
+    "RoundListener",
     "RoundRecord",
-    "RoundWatcher",
+    "RoundsShown",
     "SeenUpload",
     "SimulationResult",
     "simulate",

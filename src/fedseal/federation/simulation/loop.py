@@ -37,7 +37,7 @@ from fedseal.federation.server import ServerOptimiser
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.federation.simulation.evaluation import evaluate
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
-from fedseal.federation.simulation.listener import RoundWatcher, SeenUpload
+from fedseal.federation.simulation.listener import RoundListener, SeenUpload
 
 SILENT = "did not answer"
 """Why a client that dropped out is not part of a round."""
@@ -59,7 +59,7 @@ def simulate(
     defence: Defence | None = None,
     *,
     normalisation: Normalisation = IDENTITY,
-    listener: RoundWatcher | None = None,
+    listener: RoundListener | None = None,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     workers: int | None = None,
@@ -136,20 +136,20 @@ class Federation:
         self,
         rounds: int,
         *,
-        listener: RoundWatcher | None = None,
+        listener: RoundListener | None = None,
         checkpoint: Path | None = None,
         checkpoint_every: int = 1,
     ) -> None:
         """Play until so many rounds are over; arguments as for `simulate`."""
-        watcher = listener or RoundWatcher()
+        told = listener or RoundListener()
         with one_thread():
             if checkpoint is not None and checkpoint.exists():
                 self.restore(load_checkpoint(checkpoint, self.identity))
             for number in range(len(self.history.rounds), rounds):
-                record = self.play(number, watcher)
+                record = self.play(number, told)
                 if checkpoint is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == rounds):
                     save_checkpoint(checkpoint, self.checkpoint())
-                watcher.finished(record, rounds)
+                told.finished(record, rounds)
 
     def _set_up(
         self,
@@ -197,7 +197,7 @@ class Federation:
 
         return Client(name_of(index), data, self._config.round_config(shape.local_steps, self._normalisation), choose)
 
-    def play(self, number: int, listener: RoundWatcher) -> RoundRecord:
+    def play(self, number: int, listener: RoundListener) -> RoundRecord:
         """Run one round and return its record, which is in the history then."""
         config, start = self._config, time.perf_counter()
         answering, silent = sampled_for(self._config, len(self.cohort), number)
@@ -232,7 +232,7 @@ class Federation:
         self.history = self.history.after(record)
         return record
 
-    def _show(self, listener: RoundWatcher, number: int, answer: Answer) -> None:
+    def _show(self, listener: RoundListener, number: int, answer: Answer) -> None:
         """Show an inspected round's upload as the server reads it."""
         one = answer.assignment
         assert answer.update is not None
