@@ -41,6 +41,9 @@ def test_an_aggregate_is_the_mean_of_its_clients() -> None:
         assert torch.allclose(tensor, same_images.observation.update.tensors[name], atol=1e-6)
     assert target.observation.knowledge.clients == 3
     assert target.observation.knowledge.ledger()["clients in the update"] == "3"
+    assert target.observation.knowledge.ledger()["local steps"] == "1"
+    several = setup_of(aggregate=3, local_steps=2).observe(Defence(), 0).observation.knowledge.ledger()
+    assert "only the mean of 3 clients is seen" in several["local steps"]
 
 
 def test_targets_share_no_image_and_do_not_depend_on_the_defence() -> None:

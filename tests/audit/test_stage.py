@@ -155,6 +155,7 @@ def test_an_audit_attacks_the_round_and_resumes(tmp_path: Path) -> None:
     asked = scenario(defences=["none", "dgp"], targets=2)
     run = run_audit([asked], tmp_path)
     assert {record.status for record in run.records} == {"ok"}, [record.message for record in run.records]
+    assert run.environment["audit: attacked round"].startswith("3, from 0, of a training")
     assert len(list((tmp_path / "stages").glob("*.safetensors"))) == 2
     assert run_audit([asked], tmp_path).records == run.records
 

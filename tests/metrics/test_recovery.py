@@ -10,7 +10,7 @@ from fedseal.core.errors import InputError, UsageError
 from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
 from fedseal.metrics.judge import train_judge
-from fedseal.metrics.recovery import label_recognition, recovery, relative_drop, top_count
+from fedseal.metrics.recovery import label_recognition, recovery, top_count
 from fedseal.models.registry import build_model
 
 
@@ -45,11 +45,6 @@ def test_recognition_counts_right_labels():
         label_recognition(judge, images, torch.tensor([0, 1]))
     with pytest.raises(InputError, match=r"scores \[N, classes\], this one with \[3\]"):
         label_recognition(lambda x: x.mean((1, 2, 3)), images, torch.tensor([0, 1, 2]))
-
-
-def test_relative_drop_is_the_papers_degradation():
-    assert relative_drop(93.2, 45.9) == pytest.approx(0.507, abs=1e-3)  # Table II, Bright
-    assert relative_drop(0.0, 0.0) == 0
 
 
 def test_a_judge_recognises_images_it_never_saw():

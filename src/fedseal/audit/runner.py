@@ -214,4 +214,6 @@ def _environment(setups: Sequence[Setup]) -> dict[str, str]:
         environment[f"{setup.scenario.name}: seed"] = str(setup.scenario.seed)
         environment[f"{setup.scenario.name}: data (SHA-256)"] = setup.data_hash
         environment[f"{setup.scenario.name}: weights (SHA-256)"] = setup.weights_hash
+        if setup.staging is not None:
+            environment[f"{setup.scenario.name}: attacked round"] = setup.staging.describe()
     return environment

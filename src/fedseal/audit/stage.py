@@ -94,6 +94,12 @@ class Staging:
             self._ready[spec] = self._train(defence, spec, listener, workers)
         return self._ready[spec]
 
+    def describe(self) -> str:
+        """Return in words which round is attacked."""
+        of = "the scenario's own federation" if self.ground.trained is None else str(self.stage.checkpoint)
+        which = "the one after the checkpoint" if self.stage.round is None else f"{self.stage.round}, from 0"
+        return f"{which}, of a training of {of} under each defence"
+
     def identity(self, spec: str) -> Any:
         """Return what determines a training beside scenario, data, model and defence: where it starts and ends."""
         start = None if self.ground.trained is None else file_content(self.ground.trained(spec))

@@ -104,7 +104,7 @@ class Knowledge:
             "labels": _describe_labels(self.label_rule, self.labels is not None),
             "batch normalisation": _BN_WORDS[self.bn_mode],
             "clients in the update": _given(self.clients),
-            "local steps": _given(self.local_steps),
+            "local steps": _describe_steps(self.local_steps, self.clients),
             "learning rate": _given(self.learning_rate),
             "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
             "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} images no client holds",
@@ -127,6 +127,12 @@ def _describe_model(altered: str | None) -> str:
 
 def _given(value: float | None) -> str:
     return "not given" if value is None else f"{value:g}"
+
+
+def _describe_steps(steps: int | None, clients: int | None) -> str:
+    if steps is None or steps == 1 or clients is None or clients == 1:
+        return _given(steps)
+    return f"{steps:g} of each client, whose course nobody can follow: only the mean of {clients} clients is seen"
 
 
 def _describe_labels(rule: LabelRule, given: bool) -> str:

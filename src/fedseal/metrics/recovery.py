@@ -86,8 +86,3 @@ def label_recognition(judge: ClassJudge, images: Tensor, labels: Tensor) -> list
             hint="Wrap your classifier so that it takes images in [0, 1].",
         )
     return (scores.argmax(1) == labels.to(scores.device)).float().tolist()
-
-
-def relative_drop(before: float, after: float) -> float:
-    """Return the share of `before` that is gone, LIDS's "degradation"; 0 if there was nothing to lose."""
-    return (before - after) / before if before > 0 else 0.0

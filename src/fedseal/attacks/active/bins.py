@@ -28,8 +28,3 @@ def bin_edges(bins: int, law: Law) -> Tensor:
 def bin_widths(edges: Tensor) -> Tensor:
     """Return the widths [bins]; the last bin ends as far out as the first begins."""
     return torch.diff(edges, append=edges.new_tensor([-FIRST_EDGE]))
-
-
-def expected_alone(batch: int, bins: int) -> float:
-    """Return how many of `batch` samples are expected alone in one of `bins` equal-mass bins: B (1 - 1/K)^(B - 1)."""
-    return batch * (1 - 1 / bins) ** (batch - 1)

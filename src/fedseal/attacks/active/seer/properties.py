@@ -52,23 +52,6 @@ def random_kernel(like: Tensor) -> Tensor:
     return (kernel - kernel.mean()).to(like)
 
 
-def top_of(images: Tensor, kind: Property) -> Tensor:
-    """Return the place [M] of the image with the largest score in each batch [M, B, C, H, W].
-
-    A batch in which several images share the largest score has no image with the property: it is refused.
-    """
-    scores = property_scores(images, kind)
-    best = scores.topk(2, dim=-1)
-    ties = best.values[..., 0] == best.values[..., 1]
-    if bool(ties.any()):
-        raise InputError(
-            f"no image of {int(ties.sum())} of {len(scores)} batches has the property {kind!r}: the largest score is "
-            "not one image's alone.",
-            hint="Choose a property in which the images differ, and leave out duplicates.",
-        )
-    return best.indices[..., 0]
-
-
 def check_shiftable(kind: Property) -> None:
     """Refuse a threshold on a property that images cannot be shifted in."""
     if kind not in SHIFTABLE:
@@ -103,15 +86,3 @@ def best_threshold(scores: Tensor, clients: int) -> float:
     below_first = torch.searchsorted(first.sort().values, candidates, right=True) / len(first)
     below_second = torch.searchsorted(second.sort().values, candidates, right=True) / len(second)
     return float(candidates[((1 - below_first) * below_second * below_first ** (clients - 1)).argmax()])
-
-
-def passing(images: Tensor, kind: Property, threshold: float) -> Tensor:
-    """Return the place of the one image in [N, C, H, W] that passes the threshold, or refuse a batch without one."""
-    hits = (property_scores(images, kind) > threshold).nonzero().flatten()
-    if len(hits) != 1:
-        found = "no image of the batch has" if len(hits) == 0 else f"{len(hits)} images of the batch have"
-        raise InputError(
-            f"{found} the property {kind!r} above its threshold {threshold:.3f}; SEER isolates exactly one.",
-            hint="Attack another round: the threshold is passed by one image only now and then.",
-        )
-    return hits[0]
