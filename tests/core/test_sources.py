@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseal.core.sources import code_digest
+from fedseal.core.sources import code_digest, looked_up
 from fedseal.core.syntax import read_syntax
 
 Tree = Callable[[dict[str, str]], Path]
@@ -105,6 +105,20 @@ def test_imports_are_seen_wherever_they_stand_and_relative_ones_too(tree: Tree) 
     before = code_digest(["plain.three"])
     tree({"plain/engine.py": "SPEED = 12345\n"})
     assert code_digest(["plain.three"]) == before
+
+
+def test_names_that_code_looks_up_are_seen_in_its_own_package(tree: Tree) -> None:
+    tree(
+        {
+            **ATTACKS,
+            "plain/members.py": '"""Not `dlg`."""\nMEMBERS = ("ig:lr=0.5", "first-layer")\n',
+            "plain/race.py": "from fedseal.core.attack import ATTACKS\ndef run(x):\n    return ATTACKS.build(x)\n",
+            "plain/both.py": "from plain.members import MEMBERS\nfrom plain.race import run\n",
+        }
+    )
+    assert looked_up(["plain.both"], "ATTACKS") >= {"ig:lr=0.5", "first-layer"}
+    assert "Not `dlg`." not in looked_up(["plain.both"], "ATTACKS")
+    assert looked_up(["plain.both"], "DEFENCES") == looked_up(["plain.members"], "ATTACKS") == frozenset()
 
 
 def test_a_loaded_module_is_what_was_loaded_until_it_is_reloaded(tree: Tree) -> None:

@@ -67,6 +67,26 @@ def code_digest(roots: Iterable[str], *, entry: str = "") -> str:
     return code.digest()
 
 
+def looked_up(roots: Iterable[str], registry: str) -> frozenset[str]:
+    """Return what may name entries that the code behind some modules builds from a registry: strings in their packages.
+
+    Code that builds nothing by name has none. `REGISTRY.build(text)` with a text from elsewhere is not seen; an option
+    that holds such a text is part of an identity by itself.
+
+    Args:
+        roots: dotted names of modules.
+        registry: as sources call it, `ATTACKS`.
+    """
+    code, packages = _Code(""), set()
+    for root in roots:
+        code.add_root(root)
+        packages.add(root.rpartition(".")[0])
+    if not any(registry in syntax.looks_up for syntax in code.sources.values()):
+        return frozenset()
+    near = [syntax.texts for name, syntax in code.sources.items() if name.rpartition(".")[0] in packages]
+    return frozenset().union(*near)
+
+
 def is_here(module: str) -> bool:
     """Return whether a module can be found from here; a script, whose module has no name of its own, cannot."""
     return module != "__main__" and _find(module) is not None

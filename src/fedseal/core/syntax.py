@@ -49,10 +49,14 @@ class Syntax:
     Attributes:
         statements: at its top level, without docstrings.
         imports: at any depth, but for those that only type checkers see.
+        looks_up: the registries it builds entries of by name.
+        texts: strings in it, docstrings left out; among them are the names it looks up.
     """
 
     statements: tuple[Statement, ...]
     imports: tuple[Import, ...]
+    looks_up: frozenset[str]
+    texts: frozenset[str]
 
     def digest(self, entry: str, imported: frozenset[str] | None) -> str:
         """Return the digest of the module, of whose registered entries only those count that are named.
@@ -78,6 +82,8 @@ def read_syntax(source: str | bytes, module: str, *, is_package: bool) -> Syntax
     return Syntax(
         tuple(_statement(node) for node in tree.body if not _is_text(node)),
         tuple(dict.fromkeys(_imports(tree, package))),
+        frozenset(_looked_up(tree)),
+        frozenset(_texts(tree)),
     )
 
 
@@ -148,6 +154,20 @@ def _imports(tree: ast.Module, package: str) -> Iterator[Import]:
             waiting += node.orelse
         else:
             waiting += ast.iter_child_nodes(node)
+
+
+def _looked_up(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=registry), attr="build" | "find" | "entry") if registry in REGISTRIES:
+                yield registry
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    own = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own:
+            yield node.value
 
 
 def _hash(text: str) -> str:

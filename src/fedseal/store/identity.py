@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from fedseal.core.defence import DEFENCES
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import FedsealError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import classes_in, content_of, model_content
 from fedseal.core.registry import Registry, parse_spec
-from fedseal.core.sources import code_digest
+from fedseal.core.sources import code_digest, looked_up
 from fedseal.data.dataset import ImageDataset
 from fedseal.defences.pipeline import split_pipeline
 from fedseal.models.registry import MODELS
@@ -58,23 +58,40 @@ def machine_part(device: str | torch.device) -> Any:
     return {"torch": torch.__version__, "device": torch.device(device).type}
 
 
-def entry_part(registry: Registry[Any], spec: str) -> Any:
-    """Return what determines an entry of a registry; one that builds another one by its spec holds that too."""
+def entry_part(registry: Registry[Any], spec: str, within: tuple[str, ...] = ()) -> Any:
+    """Return what determines an entry of a registry; one that builds others by their specs holds these too.
+
+    Args:
+        registry: of the entry.
+        spec: its own.
+        within: entries that build this one, which are not entered again.
+    """
     entry, options = registry.find(spec), registry.resolve(spec)
-    nested = {key: entry_part(registry, value) for key, value in options.items() if _names_entry(registry, value)}
+    inner = (*within, entry.name)
+    code_names = _CODE_NAMES.get(registry.kind)
+    texts = looked_up(entry.modules, code_names) if code_names else ()
+    built = {text for text in (*options.values(), *texts) if _names_entry(registry, text, inner)}
     return {
         "name": entry.name,
         "options": content_of(options),
-        "nested": nested,
+        "nested": {text: entry_part(registry, text, inner) for text in sorted(built)},
         "code": code_digest(entry.modules, entry=entry.name),
     }
 
 
-def _names_entry(registry: Registry[Any], value: Any) -> bool:
-    """Return whether an option's value is the spec of another entry, as `fishing:inversion=ig` has one."""
+_CODE_NAMES = {"attack": "ATTACKS", "defence": "DEFENCES", "model": "MODELS"}
+"""What sources call the registry of a kind."""
+
+
+def _names_entry(registry: Registry[Any], value: Any, within: tuple[str, ...]) -> bool:
+    """Return whether a value is the spec of another entry, as `fishing:inversion=ig` has one."""
     if not isinstance(value, str):
         return False
     try:
-        return parse_spec(value).name in registry.names()
-    except UsageError:
+        name = parse_spec(value).name
+        if name not in registry or name in within:
+            return False
+        registry.resolve(value)
+    except FedsealError:
         return False
+    return True
