@@ -8,12 +8,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from fedseal.audit.runner import open_run
 from fedseal.cli import main
+from fedseal.core import plugins
+from fedseal.core.registry import FunctionRegistry, Info
+from fedseal.report import listing
 from fedseal.store.database import Store
 
 NETS = """
@@ -285,6 +289,19 @@ def test_an_audit_that_could_attack_nothing_is_no_clean_bill(fedseal: Command, t
 )
 def test_help_says_what_arguments_mean(fedseal: Command, command: str, says: str):
     assert says in fedseal(command, "--help").out
+
+
+def test_a_broken_plugin_is_said_and_hides_nothing_else(fedseal: Command, monkeypatch: pytest.MonkeyPatch):
+    offered = [EntryPoint("broken", "no_such_plugin:metric", "fedseal.metrics")]
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: offered)
+    fresh: FunctionRegistry[object] = FunctionRegistry("metric", "fedseal.engines", supplied=2, group="fedseal.metrics")
+    fresh.register("sound", Info("a metric that works"))(lambda originals, reconstructions: originals)
+    monkeypatch.setitem(listing.REGISTRIES, "metrics", fresh)
+    answer = fedseal("list", "metrics", "--json")
+    assert [entry["name"] for entry in json.loads(answer.out)] == ["sound"]
+    assert "'broken' of an installed package is refused: cannot import 'no_such_plugin'" in answer.err
+    assert "Traceback" not in answer.err
+    assert "UserWarning" not in answer.err
 
 
 @pytest.mark.parametrize("kind", ["attacks", "defences", "models", "data", "labels", "metrics"])

@@ -16,12 +16,17 @@ def list_entries(
 ) -> None:
     """List what can be named in a scenario, with paper, threat model, needs and options."""
     import json
+    import warnings
 
     from rich.console import Console
 
-    from fedseal.report.listing import describe_entries, render_listing
+    from fedseal.report.listing import describe_entries, refused_offers, render_listing
 
-    entries = describe_entries(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of offers that are refused, which are said below
+        entries = describe_entries(kind)
+    for name, reason in refused_offers(kind).items():
+        typer.echo(f"fedseal: {name!r} of an installed package is refused: {reason}", err=True)
     if json_output:
         typer.echo(json.dumps(entries, indent=2, default=str))
     else:

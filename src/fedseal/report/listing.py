@@ -43,6 +43,11 @@ def describe_entries(kind: str) -> list[dict[str, Any]]:
     return entries
 
 
+def refused_offers(kind: str) -> dict[str, str]:
+    """Return what installed packages offer of a kind and cannot be used, by name, with the reason."""
+    return REGISTRIES[kind].problems()
+
+
 def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
     """Return the records as a table."""
     table = Table(title=kind, title_justify="left", show_edge=False, pad_edge=False)
