@@ -29,8 +29,9 @@ from fedseal.attacks.reading import (
     input_normalisation,
 )
 from fedseal.attacks.row_quotients import pick_images
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
-from fedseal.core.errors import CapabilityError
+from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
@@ -62,7 +63,7 @@ class FirstLayerInversion(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Attack each observation in closed form."""
-        return [self._invert(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+        return in_turn(self._invert, observations, seeds, listener)
 
     def _layer(self, observation: Observation) -> ExecutedLayer:
         like = next(iter(attack_parameters(observation).values()))
@@ -96,6 +97,10 @@ class FirstLayerInversion(Attack):
             known = (sent[layer.weight_name], sent[layer.bias_name]) if fires_where_positive else None
             found, agreed = pick_images(rows, bias, count, low, high, known)
             inputs = torch.cat([found, ((low + high) / 2).expand(count - len(found), -1)])
+        if not bool(torch.isfinite(inputs).all()):
+            raise InputError(
+                "the first layer's update has entries too large to divide.", hint="Check what the client sent."
+            )
         images = normalisation.undo(inputs.view(count, *observation.knowledge.input_shape)).clamp(0, 1)
         residual = (rows - torch.outer(bias, inputs[0])).norm() / rows.norm().clamp(min=1e-30)
         certain = f"{agreed} of {count} images were read off by several neurons alike; other rows may be mixtures"

@@ -5,9 +5,10 @@ when it does not apply, and raises `AssertionError` in words otherwise. In pytes
 `test_mine = contract(case)` is the whole test.
 """
 
-from fedseal.testing.attacks import ATTACK_CHECKS, AttackCase, Home, check_attack
+from fedseal.testing.attacks import ATTACK_CHECKS, check_attack, knowing_helps
 from fedseal.testing.checks import Check, run_checks
 from fedseal.testing.defences import DEFENCE_CHECKS, DefenceCase, check_defence
+from fedseal.testing.grounds import AttackCase, Home
 from fedseal.testing.suites import contract
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "check_attack",
     "check_defence",
     "contract",
+    "knowing_helps",
     "run_checks",
 ]

@@ -11,124 +11,44 @@ An attack is tried on its home ground: a small model, data and budget it is made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedseal.core.attack import ATTACKS, Attack, Budget
 from fedseal.core.batch import Batch
-from fedseal.core.defence import Defence
+from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.knowledge import Knowledge
-from fedseal.core.observation import Observation
+from fedseal.core.observation import Observation, Update
 from fedseal.core.reconstruction import Reconstruction
-from fedseal.core.seeds import generator
-from fedseal.federation.client import RoundConfig, client_round, set_mode
-from fedseal.federation.rehearsal import rehearsal_of
-from fedseal.models.registry import build_model
+from fedseal.core.threads import one_thread
+from fedseal.metrics.score import score
 from fedseal.testing.checks import Check, run_checks
+from fedseal.testing.grounds import AttackCase, Home
 
-_SEED = 7
-
-
-@dataclass(frozen=True)
-class Home:
-    """The ground an attack is made for.
-
-    Attributes:
-        model: spec of a registered model.
-        shape: C, H, W of its images.
-        classes: number of them.
-        batch_size: images behind an update.
-        budget: enough to succeed, as small as possible.
-    """
-
-    model: str = "lenet"
-    shape: tuple[int, int, int] = (1, 8, 8)
-    classes: int = 10
-    batch_size: int = 1
-    budget: Budget = field(default_factory=lambda: Budget(iterations=5))
-
-
-@dataclass(frozen=True)
-class AttackCase:
-    """An attack by its spec, and its home ground."""
-
-    spec: str
-    home: Home = field(default_factory=Home)
-
-    def __str__(self) -> str:
-        return self.spec
-
-    def attack(self) -> Attack:
-        """Build the attack anew."""
-        return ATTACKS.build(self.spec)
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """The model every target of the case was computed on."""
-        model = build_model(self.home.model, input_shape=self.home.shape, num_classes=self.home.classes, seed=_SEED)
-        return set_mode(model, RoundConfig())
-
-    def observation(self, target: int) -> tuple[Observation, Batch]:
-        """Play the attacked round on target number `target`; return what the attack sees, and the truth."""
-        home = self.home
-        batch = _batch(home, target)
-        knowledge = Knowledge(
-            home.shape,
-            home.classes,
-            label_rule="true",
-            labels=batch.labels,
-            batch_size=home.batch_size,
-            clients=1,
-            local_steps=1,
-            learning_rate=RoundConfig().learning_rate,
-            normalisation=RoundConfig().normalisation,
-            auxiliary=_batch(home, -1, 64),
-        )
-        knowledge = replace(knowledge, rehearse=rehearsal_of(knowledge, "gradient"))
-
-        def ask(models: Sequence[nn.Module]) -> Observation:
-            (model,) = models
-            sent = set_mode(model, RoundConfig())
-            result = client_round(sent, [batch], RoundConfig(), Defence(), generator(_SEED, "client", target))
-            return Observation(sent, result.update, knowledge)
-
-        return self.attack().provoke(self.model, knowledge, ask, target), batch
-
-    def run(self, targets: tuple[int, ...], seeds: tuple[int, ...]) -> list[Reconstruction]:
-        """Attack some targets together."""
-        observations = [self.observation(target)[0] for target in targets]
-        return self.attack().run_many(observations, self.home.budget, list(seeds))
-
-
-def _batch(home: Home, number: int, count: int | None = None) -> Batch:
-    """Return smooth random images with distinct labels as far as there are classes."""
-    count = count or home.batch_size
-    source = generator(_SEED, "data", number)
-    coarse = torch.rand(count, home.shape[0], 4, 4, generator=source)
-    images = nn.functional.interpolate(coarse, size=home.shape[1:], mode="bicubic", align_corners=False).clamp(0, 1)
-    order = torch.randperm(home.classes, generator=source)
-    return Batch(images, order.repeat(-(-count // home.classes))[:count])
+_LEAST_WORDS = 20
+_WORDS = {"auxiliary": "public", "rehearse": "plays clients itself"}
+"""How a person is told of capabilities whose names say little."""
 
 
 def shapes_and_range(case: AttackCase) -> str | None:
     """Demand one finite image in [0, 1] and one label of a known class for every image behind the update."""
-    observation, truth = case.observation(0)
-    (found,) = case.attack().run_many([observation], case.home.budget, [1])
-    assert found.images.shape == truth.images.shape, f"images are {list(found.images.shape)}"
-    assert found.labels.shape == truth.labels.shape, f"labels are {list(found.labels.shape)}"
-    assert bool(torch.isfinite(found.images).all()), "images are not finite"
-    assert torch.equal(found.images, found.images.clamp(0, 1)), "images leave [0, 1]"
-    assert bool(((found.labels >= 0) & (found.labels < case.home.classes)).all()), "labels name no class"
+    _check_form(case, case.run((0,), (1,))[0])
     return None
 
 
 def repeatable(case: AttackCase) -> str | None:
-    """Demand the same bits of the same seed."""
-    first, second = case.run((0,), (3,))[0], case.run((0,), (3,))[0]
+    """Demand the same bits of the same seed, and that nothing else random has a part."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = case.run((0,), (3,))[0]
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        second = case.run((0,), (3,))[0]
+        assert torch.equal(torch.get_rng_state(), before), "the attack draws from the global generator"
     assert _same(first, second), "two runs with one seed differ"
     return None
 
@@ -141,15 +61,232 @@ def alone_is_together(case: AttackCase) -> str | None:
     return None
 
 
-def _same(one: Reconstruction, other: Reconstruction) -> bool:
-    tensors = torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
-    return tensors and one.objective == other.objective
+def model_untouched(case: AttackCase) -> str | None:
+    """Demand that neither the federation's model nor the one that was sent, nor the update, is changed."""
+    with _unchanged(case.model, "the federation's model"):
+        observation, _ = case.observation(0)
+        update = {name: tensor.clone() for name, tensor in observation.update.tensors.items()}
+        with _unchanged(observation.model, "the model that was sent"):
+            case.attack().run_many([observation], case.home.quick, [1])
+    for name, tensor in observation.update.tensors.items():
+        assert torch.equal(tensor, update[name]), f"the update's {name} was changed"
+    return None
 
 
-ATTACK_CHECKS: tuple[Check[AttackCase], ...] = (shapes_and_range, repeatable, alone_is_together)
+def needs_are_refused(case: AttackCase) -> str | None:
+    """Demand that without any capability it needs, the attack is refused by its name and the capability's."""
+    attack = case.attack()
+    if not attack.needs:
+        return "it needs nothing"
+    known = case.knowledge(case.truth(0))
+    for need in sorted(attack.needs):
+        try:
+            attack.check_knowledge(_without(known, need))
+        except CapabilityError as error:
+            words = str(error)
+        else:
+            raise AssertionError(f"it says it needs {need}, and runs without")
+        assert case.name in words, f"the refusal does not name the attack: {words}"
+        assert need in words or _WORDS.get(need, need) in words, f"the refusal does not name {need}: {words}"
+    return None
+
+
+def needs_are_all(case: AttackCase) -> str | None:
+    """Demand that the attack runs on what it declares to need, and nothing else."""
+    known = case.knowledge(case.truth(0))
+    spare = [name for name in _OPTIONAL if name not in case.attack().needs]
+    for name in spare:
+        known = _without(known, name)
+    observation, _ = case.observation(0, known)
+    _check_form(case, case.attack().run_many([observation], case.home.quick, [1])[0])
+    return None
+
+
+def refusals_are_words(case: AttackCase) -> str | None:
+    """Demand of every hostile update an answer: a result in form, or a sentence for a person."""
+    observation, _ = case.observation(0)
+    tensors = observation.update.tensors
+    for what, changed in (
+        ("zeros", {name: torch.zeros_like(t) for name, t in tensors.items()}),
+        ("huge numbers", {name: torch.full_like(t, 1e30) for name, t in tensors.items()}),
+        ("one number only", {name: torch.ones_like(t) for name, t in tensors.items()}),
+    ):
+        hostile = replace(observation, update=Update(changed, observation.update.kind))
+        _answers(case, hostile, f"an update of {what}")
+    nameless = replace(observation.knowledge, learning_rate=None, local_steps=None)
+    _answers(case, Observation(observation.model, Update(tensors, "delta"), nameless, observation.memory), "a change")
+    return None
+
+
+def listener_is_told(case: AttackCase) -> str | None:
+    """Demand that a listener hears of growing fractions that end at 1, with images of all targets."""
+    told: list[float] = []
+    observations = [case.observation(target)[0] for target in (0, 1)]
+    truth = case.truth(0)
+
+    def listen(done: float, images: Tensor) -> None:
+        told.append(done)
+        assert images.shape == (2, *truth.images.shape), f"the listener is shown {list(images.shape)}"
+
+    case.attack().run_many(observations, case.home.quick, [1, 2], listen)
+    assert told, "the listener is never called"
+    assert told == sorted(told), f"fractions fall: {told}"
+    assert told[0] >= 0, f"fractions leave [0, 1]: {told}"
+    assert told[-1] == 1, f"the last fraction is {told[-1]}, not 1"
+    return None
+
+
+def interrupt_passes(case: AttackCase) -> str | None:
+    """Demand that Ctrl-C ends the attack, leaves everything as it was, and spoils no later run."""
+    observation, _ = case.observation(0)
+    attack = case.attack()
+
+    def listen(done: float, images: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with one_thread(), _unchanged(observation.model, "the model that was sent"):
+        try:
+            attack.run_many([observation], case.home.quick, [3], listen)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the attack went on after KeyboardInterrupt")
+        again = attack.run_many([observation], case.home.quick, [3])[0]
+    assert _same(again, case.run((0,), (3,))[0]), "a run after an interrupted one differs"
+    return None
+
+
+def succeeds_at_home(case: AttackCase) -> str | None:
+    """Demand that on its home ground the attack clearly beats the best guess without an update."""
+    targets = (0, 1)
+    found = case.run(targets, (1, 2), case.home.budget)
+    gained = [_gain(case, target, result) for target, result in zip(targets, found, strict=True)]
+    mean = sum(gained) / len(gained)
+    assert mean >= case.home.margin, f"it gains {mean:.1f} dB on its home ground, {case.home.margin} are asked for"
+    return None
+
+
+ATTACK_CHECKS: tuple[Check[AttackCase], ...] = (
+    shapes_and_range,
+    repeatable,
+    alone_is_together,
+    model_untouched,
+    needs_are_refused,
+    needs_are_all,
+    refusals_are_words,
+    listener_is_told,
+    interrupt_passes,
+    succeeds_at_home,
+)
 """Every row of the attacks' contract."""
 
 
 def check_attack(spec: str, *, home: Home | None = None) -> dict[str, str]:
     """Hold one attack to the whole contract; return the checks that do not apply, with reasons."""
     return run_checks(AttackCase(spec, home or Home()), ATTACK_CHECKS)
+
+
+def knowing_helps(case: AttackCase, defence: str, *, tolerance: float = 0.5, targets: int = 2) -> str | None:
+    """Demand that an attacker who knows the defence does no worse than one who does not, in mean PSNR.
+
+    Args:
+        case: a passive attack.
+        defence: its spec.
+        tolerance: in dB.
+        targets: attacked in either way.
+    """
+    naive: list[float] = []
+    aware: list[float] = []
+    for target in range(targets):
+        unknowing, knowing, truth = case.defended(target, defence)
+        if unknowing.knowledge.defence == knowing.knowledge.defence:
+            return "there is nothing to know"
+        for results, seen in ((naive, unknowing), (aware, knowing)):
+            with one_thread():
+                found = case.attack().run(seen, case.home.budget, target)
+            results.append(_mean_psnr(truth.images, truth.labels, found))
+    without, with_it = sum(naive) / targets, sum(aware) / targets
+    assert with_it >= without - tolerance, f"{with_it:.1f} dB with knowledge of {defence}, {without:.1f} dB without"
+    return None
+
+
+_OPTIONAL = (
+    "normalisation",
+    "auxiliary",
+    "rehearse",
+    "clients",
+    "local_steps",
+    "learning_rate",
+    "labels",
+    "batch_size",
+)
+
+
+def _without(knowledge: Knowledge, name: str) -> Knowledge:
+    assert name in {field.name for field in fields(knowledge)}, f"there is no capability called {name}"
+    if name == "labels":
+        return replace(knowledge, labels=None, label_rule="identity")
+    changes: dict[str, Any] = {name: None}
+    return replace(knowledge, **changes)
+
+
+def _check_form(case: AttackCase, found: Reconstruction) -> None:
+    truth = case.truth(0)
+    assert found.images.shape == truth.images.shape, f"images are {list(found.images.shape)}"
+    assert found.labels.shape == truth.labels.shape, f"labels are {list(found.labels.shape)}"
+    assert bool(torch.isfinite(found.images).all()), "images are not finite"
+    assert torch.equal(found.images, found.images.clamp(0, 1)), "images leave [0, 1]"
+    assert bool(((found.labels >= 0) & (found.labels < case.classes)).all()), "labels name no class"
+
+
+def _answers(case: AttackCase, observation: Observation, what: str) -> None:
+    try:
+        _check_form(case, case.attack().run_many([observation], case.home.quick, [1])[0])
+    except FedsealError as error:
+        if len(error.message) < _LEAST_WORDS:
+            raise AssertionError(f"{what} is refused with {error.message!r}, which says nothing") from error
+    except AssertionError as error:
+        raise AssertionError(f"after {what}: {error}") from error
+    except Exception as error:  # whatever it is, it is no answer for a person
+        raise AssertionError(f"{what} ends in {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _unchanged(model: nn.Module, what: str) -> Iterator[None]:
+    """Demand that weights, buffers, modes, gradients and hooks of a model are the same afterwards."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = _fittings(model)
+    yield
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name]), f"{what}: {name} was changed"
+    assert _fittings(model) == before, f"{what}: modes, gradients or hooks were changed"
+
+
+def _fittings(model: nn.Module) -> list[object]:
+    modules = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    parameters = [(p.requires_grad, p.grad is None) for p in model.parameters()]
+    return [*modules, *parameters]
+
+
+def _same(one: Reconstruction, other: Reconstruction) -> bool:
+    tensors = torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+    return tensors and repr(one.objective) == repr(other.objective)
+
+
+def _gain(case: AttackCase, target: int, found: Reconstruction) -> float:
+    """Return the decibels between a result and the best guess without an update: the mean public image."""
+    truth = case.truth(target)
+    psnr = score(truth, found.images, found.labels, None).psnr
+    guess = case.public.images.mean(0).expand_as(truth.images)
+    chance = score(truth, guess.contiguous(), truth.labels, None).psnr
+    gains = sorted((a - b for a, b in zip(psnr, chance, strict=True)), reverse=True)
+    scored = gains[: case.home.scored] if case.home.scored else gains
+    return sum(scored) / len(scored)
+
+
+def _mean_psnr(images: Tensor, labels: Tensor, found: Reconstruction) -> float:
+    psnr = score(Batch(images, labels), found.images, found.labels, None).psnr
+    return sum(psnr) / len(psnr)
+
+
+__all__ = ["ATTACK_CHECKS", "AttackCase", "Home", "check_attack", "knowing_helps"]

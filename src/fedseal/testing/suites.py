@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedseal.testing.attacks import ATTACK_CHECKS, AttackCase
+from fedseal.testing.attacks import ATTACK_CHECKS
 from fedseal.testing.checks import Check
 from fedseal.testing.defences import DEFENCE_CHECKS, DefenceCase
+from fedseal.testing.grounds import AttackCase
 
 
 def contract(*cases: AttackCase | DefenceCase) -> Callable[..., None]:

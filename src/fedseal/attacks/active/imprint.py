@@ -72,8 +72,9 @@ class ImprintBlock(nn.Module):
         super().__init__()
         self.sparse = sparse
         self.gain = gain
-        self.measure = nn.Linear(math.prod(shape), bins)
-        self.spread = nn.Linear(bins, math.prod(shape))
+        with torch.random.fork_rng(devices=[]):  # all weights are set afterwards
+            self.measure = nn.Linear(math.prod(shape), bins)
+            self.spread = nn.Linear(bins, math.prod(shape))
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the bins answer to inputs [B, C, H, W], as [B, bins]."""

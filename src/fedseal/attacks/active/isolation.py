@@ -129,6 +129,8 @@ def invert(
         count = image_count(observation)
         if not any(bool(tensor.any()) for tensor in alone.update.tensors.values()):
             found.append(_nothing(observation, isolated, shown[target]))
+            if listener is not None:
+                listener((target + 1) / len(observations), shown)
             continue
         result = attack.run(alone, budget, seed, show)
         labels = torch.cat([result.labels, result.labels[:1].expand(count - len(result.labels))])

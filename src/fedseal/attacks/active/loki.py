@@ -62,9 +62,10 @@ class LokiBlock(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], clients: int, bins: int) -> None:
         super().__init__()
-        self.kernels = nn.Conv2d(shape[0], clients * shape[0], 3, padding=1)
-        self.measure = nn.Linear(clients * math.prod(shape), bins)
-        self.spread = nn.Linear(bins, math.prod(shape))
+        with torch.random.fork_rng(devices=[]):  # all weights are set afterwards
+            self.kernels = nn.Conv2d(shape[0], clients * shape[0], 3, padding=1)
+            self.measure = nn.Linear(clients * math.prod(shape), bins)
+            self.spread = nn.Linear(bins, math.prod(shape))
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the bins answer to inputs [B, C, H, W], as [B, bins]."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedseal.attacks.labels import LabelGuess, infer_labels, is_rule
 from fedseal.attacks.reading import image_count
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.errors import CapabilityError
@@ -49,7 +50,7 @@ class ReadingAttack(ActiveAttack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Read the observations one after the other."""
-        return [self.read(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+        return in_turn(self.read, observations, seeds, listener)
 
     @abstractmethod
     def read(self, observation: Observation, seed: int) -> Reconstruction:

@@ -58,8 +58,9 @@ class TrapBlock(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], rows: int) -> None:
         super().__init__()
-        self.trap = nn.Linear(math.prod(shape), rows)
-        self.spread = nn.Linear(rows, math.prod(shape))
+        with torch.random.fork_rng(devices=[]):  # all weights are set afterwards
+            self.trap = nn.Linear(math.prod(shape), rows)
+            self.spread = nn.Linear(rows, math.prod(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs [B, C, H, W] to images of the same shape."""
@@ -124,7 +125,7 @@ class TrapMemory:
         "set the first linear layer so that its neurons fire for single samples",
         paper="Boenisch et al., EuroS&P 2023",
         threat="active: changes parameters",
-        needs=("batch_size",),
+        needs=("batch_size", "auxiliary"),
     ),
 )
 class TrapWeights(ReadingAttack):
@@ -146,6 +147,12 @@ class TrapWeights(ReadingAttack):
         self._sigma = sigma
         self._scale = scale
         self._place = place
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Public images to calibrate on, unless the scale is given and the trap lies in the model's own layer."""
+        calibrated = self._scale > 0 and self._place == "model"
+        return super().needs - {"auxiliary"} if calibrated else super().needs
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Send a copy of the model with the trap set."""

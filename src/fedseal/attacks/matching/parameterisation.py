@@ -84,13 +84,14 @@ class DeepImagePrior:
         self.shape = shape
         self._normalisation = normalisation
         self._noise = torch.randn(shape[0], 128, generator=seeded(0, "generator-noise"))
-        self._net = _Generator(shape[1], channels, blocks)
+        with torch.random.fork_rng(devices=[]):  # its own weights are never used
+            self._net = _Generator(shape[1], channels, blocks)
         self._like = {name: p.detach() for name, p in self._net.named_parameters()}
         self.size = sum(p.numel() for p in self._like.values())
 
     def decode(self, variables: Tensor) -> Tensor:
         """Draw the images with these weights and normalise them."""
-        weights = unflatten(variables, self._like)
+        weights = unflatten(variables.clone(), self._like)  # where they lie decides a product's last bits
         noise = self._noise.to(variables)
         images: Tensor = functional_call(self._net, weights, (noise,))
         return self._normalisation(images)

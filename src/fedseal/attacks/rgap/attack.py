@@ -109,6 +109,9 @@ class RecursiveAttack(Attack):
                     listener(target / len(observations), shown)
 
             found.append(self._attack(observation, stages, budget, report))
+            if listener is not None:
+                shown[target] = found[-1].images.to(shown)
+                listener((target + 1) / len(observations), shown)
         return found
 
     def _attack(self, observation: Observation, stages: list[Link], budget: Budget, report: Report) -> Reconstruction:

@@ -1,0 +1,41 @@
+"""Every registered attack keeps the contract (`fedseal.testing`) on the ground it is made for."""
+
+from __future__ import annotations
+
+from fedseal.core.attack import ATTACKS, Budget
+from fedseal.testing import AttackCase, Home, contract
+
+
+def steps(iterations: int) -> Budget:
+    return Budget(iterations=iterations)
+
+
+SMOOTH = "lenet:init=wide-uniform"
+CASES = (
+    AttackCase("bayes:tv=0.1", Home(SMOOTH, budget=steps(60))),
+    AttackCase("cah:rows=64", Home("mlp", batch_size=2)),
+    AttackCase("dlg", Home(SMOOTH, budget=steps(60))),
+    AttackCase("fedleak:lr=0.03", Home(SMOOTH, budget=steps(60))),
+    AttackCase("fedleak-artifact:channels=8", Home(SMOOTH, budget=steps(40), quick=Budget(2, 1), margin=1)),
+    AttackCase("first-layer", Home("mlp")),
+    AttackCase("fishing:inversion=ig", Home(batch_size=2, budget=steps(60), scored=1)),
+    AttackCase("glaus:draws=3,use=mean,inversion=idlg", Home(SMOOTH, budget=steps(60))),
+    AttackCase("gradinversion:match=1,warmup=5", Home(SMOOTH, budget=Budget(60, 2))),
+    AttackCase("idlg", Home(SMOOTH, budget=steps(60))),
+    AttackCase("ig:schedule=cosine,tv=0.001", Home(SMOOTH, budget=steps(80))),
+    AttackCase("imprint:bins=32", Home(batch_size=2)),
+    AttackCase("learned:features=512", Home(data="faces:size=8")),
+    AttackCase("loki:bins=32", Home(batch_size=2, clients=2)),
+    AttackCase("retrieval", Home(data="faces:size=8", margin=0.5)),
+    AttackCase("rgap", Home(SMOOTH, budget=steps(60))),
+    AttackCase("sapag", Home(SMOOTH, budget=steps(60))),
+    AttackCase("suppression:inversion=ig", Home(clients=2, budget=steps(60), scored=1)),
+)
+ELSEWHERE = {"seer": "its model is trained for minutes; tests/attacks/test_seer.py holds it to what is here"}
+
+
+def test_every_attack_is_here() -> None:
+    assert sorted([*(case.name for case in CASES), *ELSEWHERE]) == ATTACKS.names()
+
+
+test_every_attack_keeps_the_contract = contract(*CASES)
