@@ -25,7 +25,7 @@ from fedseal.federation.client import RoundConfig, plain_update, set_mode
 from fedseal.federation.cohort import Client, Cohort, Held, federated_model, joined
 from fedseal.federation.posthoc import needs_training, refuse_joint
 from fedseal.federation.sampling import local_indices
-from fedseal.federation.simulation import FederationConfig, RoundWatcher, SeenUpload, simulate
+from fedseal.federation.simulation import FederationConfig, RoundListener, SeenUpload, simulate
 from fedseal.federation.simulation.loop import SeededStreams
 from fedseal.models.registry import build_model
 from fedseal.testing.rounds import SHAPE, same_bits
@@ -79,7 +79,7 @@ class World:
         """Return what the simulation's server sees of each client."""
         seen: dict[str, Tensors] = {}
 
-        class Looking(RoundWatcher):
+        class Looking(RoundListener):
             def inspects(self, round_number: int) -> bool:
                 return True
 
