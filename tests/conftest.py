@@ -7,12 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one core each; two threads on a busy core are far slower than one
     os.environ["OMP_NUM_THREADS"] = "1"
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background job; the tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("fedseal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fedseal")  # a busy machine is no failure
 
 SHARED = Path(os.environ.get("FEDSEAL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 

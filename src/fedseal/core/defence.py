@@ -190,6 +190,13 @@ class AttackerView:
     channel: Channel | None = None
     unused: tuple[str, ...] = ()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether matching under the view is matching without it: nothing is simulated, undone, known or believed."""
+        plain = AttackerView(self.name)
+        used = ("simulate", "noise", "read", "penalty", "image_prior", "unknowns", "extra_loss")
+        return all(getattr(self, part) is getattr(plain, part) for part in used)
+
     def carried(self) -> Channel:
         """Return the channel: the one declared, or else `simulate` on what is read, with the noise's variance."""
         if self.channel is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from fedseal.attacks.matching.recipe import LocalSteps, Recipe
 from fedseal.attacks.matching.roster import Solution
 from fedseal.attacks.matching.surroundings import Box, Relabel, Trace, median_filter, to_images
 from fedseal.attacks.matching.threat import known_statistics, remarks, unrolled
+from fedseal.attacks.matching.weighing import weigh
 from fedseal.attacks.reading import (
     attack_model,
     attack_parameters,
@@ -125,6 +127,8 @@ class MatchingAttack(Attack):
         restarts = budget.restarts or self.restarts
         iterations = budget.iterations or self.iterations
         guesses = [self._guess(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
+        weighed = weigh(self, partial(self._run_together, listener=None), observations[0], iterations)
+        observations = [weighed.applied(observation) for observation in observations]
         problem = self._problem(observations[0])
         lanes = self._lanes(problem, observations, guesses, restarts)
         runs = [
@@ -148,10 +152,11 @@ class MatchingAttack(Attack):
             ),
         )
         seconds = (time.perf_counter() - started) / len(observations)
-        return [
+        found = [
             self._collect(problem, observation, solution, trace, target * restarts, restarts, guess, seconds)
             for target, (observation, guess) in enumerate(zip(observations, guesses, strict=True))
         ]
+        return [replace(one, notes=(*one.notes, *weighed.notes)) for one in found]
 
     def _guess(self, observation: Observation, seed: int) -> LabelGuess | None:
         """Return the labels to start from; None when they start from nothing."""

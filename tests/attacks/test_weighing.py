@@ -1,0 +1,54 @@
+"""Who knows a defence may act as if it did not: a view that misleads is found out on rehearsals and left aside."""
+
+from __future__ import annotations
+
+import torch
+
+from fedseal.audit.scenario import Scenario
+from fedseal.audit.setup import build_setup, make_aware
+from fedseal.core.attack import ATTACKS, Budget
+from fedseal.core.defence import AttackerView, Defence
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.tensors import Tensors
+from fedseal.defences.pipeline import build_defence
+
+SETUP = build_setup(Scenario(data="digits", model="lenet:init=wide-uniform", targets=1, attacker={"labels": "true"}))
+ATTACK = "ig:tv=0.01,schedule=cosine"
+
+
+class Misleading(Defence):
+    """Sends the update as it is, and tells attackers that its last layer alone is true."""
+
+    info = Info("tells attackers what is not so", name="misleading")
+
+    def attacker_view(self) -> AttackerView:
+        def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
+            names = list(gradient)
+            return {name: t if name in names[-2:] else observed[name] for name, t in gradient.items()}
+
+        return AttackerView(self.name, {}, simulate)
+
+
+def attacked(defence: Defence, *, aware: bool, spec: str, iterations: int = 60) -> Reconstruction:
+    seen = SETUP.observe(defence, 0, name="same").observation
+    attack = ATTACKS.build(ATTACK)
+    return attack.run(make_aware(seen, defence, spec) if aware else seen, Budget(iterations, 1), 3)
+
+
+def test_a_view_that_misleads_is_left_aside():
+    naive = attacked(Misleading(), aware=False, spec="none")
+    aware = attacked(Misleading(), aware=True, spec="none")
+    assert torch.equal(naive.images, aware.images)
+    assert any("the defence is ignored in matching: on 4 rehearsals" in note for note in aware.notes)
+
+
+def test_a_view_that_helps_is_used():
+    aware = attacked(build_defence("topk:ratio=0.8"), aware=True, spec="topk:ratio=0.8", iterations=400)
+    assert any("the defence is simulated in matching" in note for note in aware.notes)
+
+
+def test_a_view_that_says_nothing_is_not_weighed():
+    assert build_defence("none").attacker_view().is_plain
+    assert not build_defence("topk").attacker_view().is_plain
+    assert not attacked(build_defence("none"), aware=True, spec="none").notes
