@@ -101,7 +101,7 @@ class Knowledge:
             "classes": str(self.num_classes),
             "loss reduction": self.loss_reduction,
             "batch size": _given(self.batch_size),
-            "labels": _describe_labels(self.label_rule, self.labels is not None),
+            "labels": _describe_labels(self.label_rule, self.labels is not None, self.auxiliary is not None),
             "batch normalisation": _BN_WORDS[self.bn_mode],
             "clients in the update": _given(self.clients),
             "local steps": _describe_steps(self.local_steps, self.clients),
@@ -135,12 +135,13 @@ def _describe_steps(steps: int | None, clients: int | None) -> str:
     return f"{steps:g} of each client, whose course nobody can follow: only the mean of {clients} clients is seen"
 
 
-def _describe_labels(rule: LabelRule, given: bool) -> str:
+def _describe_labels(rule: LabelRule, given: bool, public: bool) -> str:
     if given:
         return "given"
     if rule == "unknown":
         return "not given; optimised together with the images"
-    return f"not given; inferred from the update by the rule `{rule}`"
+    helped = ", which may use the public data" if public else ""
+    return f"not given; inferred from the update by the rule `{rule}`{helped}"
 
 
 def _describe_normalisation(normalisation: Normalisation) -> str:

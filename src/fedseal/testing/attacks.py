@@ -203,7 +203,12 @@ def knowing_helps(case: AttackCase, defence: str, *, tolerance: float = 0.5, tar
             return "there is nothing to know"
         for results, seen in ((naive, unknowing), (aware, knowing)):
             with one_thread():
-                found = case.attack().run(seen, case.home.budget, target)
+                try:
+                    found = case.attack().run(seen, case.home.budget, target)
+                except FedsealError as error:
+                    if results is naive:
+                        return f"there is nothing to attack without it: {error}"
+                    raise AssertionError(f"who knows {defence} is refused, who does not is not: {error}") from error
             results.append(_mean_psnr(truth.images, truth.labels, found))
     without, with_it = sum(naive) / targets, sum(aware) / targets
     assert with_it >= without - tolerance, f"{with_it:.1f} dB with knowledge of {defence}, {without:.1f} dB without"

@@ -49,7 +49,10 @@ def identity(observation: Observation, seed: int) -> LabelGuess:
     layer = last_layer(observation, seed)
     public = public_responses(observation, layer.model, seed)
     if public is not None:
-        return _class_conditional(layer, public)
+        guess = _class_conditional(layer, public)
+        return LabelGuess(
+            guess.labels, (*guess.notes, f"labels were inferred with {len(public.features)} public images")
+        )
     noise = respond(observation, layer.model, noise_inputs(observation, seed))
     if _confidence(noise.probabilities) > _CONFIDENT:
         guess = (llg if layer.count <= layer.num_classes else yin)(observation, seed)
