@@ -40,6 +40,10 @@ def net(num_classes=2):
 def narrow():
     return net(num_classes=7)
 
+class Leaves(nn.Module):
+    def __init__(self):
+        raise SystemExit(0)
+
 def poisoned():
     model = net()
     nn.init.constant_(model[1].bias, float("nan"))
@@ -70,6 +74,7 @@ def fedseal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("cli_test_nets", None)
     (tmp_path / "cli_test_nets.py").write_text(NETS)
+    (tmp_path / "cli_test_exits.py").write_text("import sys\nsys.exit()\n")
 
     def run(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["fedseal", *map(str, arguments)])
@@ -128,7 +133,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--data", "folder:nowhere"), ("nowhere",)),
         (("--batch-size", "0"), ("'client.batch_size'", "0")),
         (("--targets", "0"), ("'targets'", "0")),
-        (("--targets", "9999"), ("9999 targets", "faces leaves 140")),
+        (("--targets", "9999"), ("9999 targets", "faces leaves 70")),
         (("--iterations", "0"), ("'iterations'", "0")),
         (("--fail-on", "extreme"), ("'extreme'", "low, medium, high, very-high")),
         (("--device", "quantum"), ("'quantum'", "--device cpu")),
@@ -139,7 +144,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_a_user_can_get_wrong(fedseal: Command, tmp_path: Path, arguments: tuple[str, ...], says: tuple[str, ...]):
     refused(fedseal("audit", *QUICK, *arguments), *says)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["cli_test_nets.py"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
+        "cli_test_exits.py",
+        "cli_test_nets.py",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +243,7 @@ def test_a_users_model_is_found_in_the_working_directory(fedseal: Command):
 
 
 def test_risk_at_or_above_the_limit_ends_with_1(fedseal: Command, tmp_path: Path):
-    leaky = ("--model", "mlp:width=16", "--attack", "first-layer", "--data", "faces:size=8", "--targets", "1")
+    leaky = ("--model", "mlp:width=16", "--attack", "first-layer", "--data", "faces:size=8", "--targets", "4")
     exact = ("audit", *leaky, "--defence", "none", "--workers", "1", "--out", "run")
     assert fedseal(*exact).code == 0
     assert open_run(tmp_path / "run").verdict().rows[0].level == 3
@@ -247,10 +255,37 @@ def test_risk_at_or_above_the_limit_ends_with_1(fedseal: Command, tmp_path: Path
 
 def test_risk_below_the_limit_ends_with_0(fedseal: Command, tmp_path: Path):
     noisy = ("--defence", "gaussian:sigma=100", "--model", "mlp:width=16", "--attack", "first-layer")
-    arguments = ("audit", "--data", "faces:size=8", "--targets", "2", *noisy, "--out", "run", "--workers", "1")
-    assert fedseal(*arguments, "--fail-on", "medium").code == 0
+    arguments = ("audit", "--data", "faces:size=8", "--targets", "4", *noisy, "--out", "run", "--workers", "1")
+    passed = fedseal(*arguments, "--fail-on", "medium")
+    assert passed.code == 0
+    state = json.loads((tmp_path / "run" / "report.json").read_text())["verdict"]["state"]
+    if state != "low":  # nothing leaked; low it may be called only where the update was read
+        assert state == "not-shown"
+        assert "passed, but nothing is known of gaussian:sigma=100 (not shown)" in passed.err
+        assert fedseal("report", "run", "--fail-on", "medium", "--strict").code == 1
     assert fedseal(*arguments, "--fail-on", "low").code == 1
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["verdict"]["level"] == "low"
+
+
+def test_a_model_that_leaves_does_not_pass(fedseal: Command, tmp_path: Path):
+    for model in ("sys:exit", "cli_test_exits:net", "cli_test_nets:Leaves"):
+        answer = fedseal("audit", *QUICK, "--model", model, "--fail-on", "low", "--out", "run")
+        assert answer.code in (2, 3), model
+        assert answer.out + answer.err
+
+
+def test_one_step_is_no_safety(fedseal: Command, tmp_path: Path):
+    few = ("--data", "faces:size=8", "--targets", "4", "--workers", "1", "--defence", "topk:ratio=0.9", "--out", "run")
+    assert fedseal("audit", *few, "--attack", "ig", "--iterations", "1", "--fail-on", "low").code == 1
+    verdict = json.loads((tmp_path / "run" / "report.json").read_text())["verdict"]
+    assert verdict["level"] != "low"
+
+
+def test_too_few_targets_are_said_and_the_control_comes_by_itself(fedseal: Command, tmp_path: Path):
+    answer = fedseal("audit", *QUICK, "--defence", "topk", "--out", "run", "--fail-on", "high", "--strict")
+    assert answer.code == 1
+    assert "too few" in answer.out
+    rows = json.loads((tmp_path / "run" / "report.json").read_text())["verdict"]["rows"]
+    assert [(row["defence"], row["state"]) for row in rows] == [("none", "too-few"), ("topk", "too-few")]
 
 
 def test_a_failing_trial_ends_with_3_and_the_others_count(fedseal: Command, tmp_path: Path):
@@ -325,7 +360,7 @@ def test_show_and_report(fedseal: Command, tmp_path: Path, finished: Path):
     shown = fedseal("show", finished)
     assert shown.code == 0
     assert "topk" in shown.out
-    assert "Best guess without the update" in shown.out
+    assert "Best attainable guess" in shown.out
     answer = fedseal("report", finished, "--out", "elsewhere")
     assert answer.out.split() == [f"elsewhere/{name}" for name in ("report.html", "report.json", "junit.xml")]
     assert "data:image/png;base64," in (tmp_path / "elsewhere" / "report.html").read_text()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.verdict import RiskLevel
 from fedseal.metrics.baselines import BASELINE_WORDS
 from fedseal.report.charts import baseline_name
 from fedseal.report.write import write_reports

@@ -87,10 +87,10 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def examined(model: str = "lenet:init=wide-uniform", data: str = "faces:size=8", **values: Any) -> dict[str, Finding]:
     model = f"doctor_test_nets:{model}" if not model.startswith(("lenet", "convnet", "resnet")) else model
-    scenario = Scenario.model_validate({"data": data, "model": model, "attacks": ["ig"], "targets": 1} | values)
+    scenario = Scenario.model_validate({"data": data, "model": model, "attacks": ["ig"], "targets": 4} | values)
     found = examine(build_setup(scenario))
     assert all(finding.text and finding.advice for finding in found)
-    return {finding.topic: finding for finding in found}
+    return {finding.topic: finding for finding in found if finding.topic != "strangers" or finding.severity != "note"}
 
 
 def test_a_sound_set_up_gets_no_remark():

@@ -160,7 +160,7 @@ def test_unknown_names_are_refused_before_anything_is_loaded(values: dict[str, o
 
 
 def test_more_targets_than_images_are_refused():
-    with pytest.raises(InputError, match=r"need 200 private .*, faces leaves 140"):
+    with pytest.raises(InputError, match=r"need 200 private .*, faces leaves 70"):
         build_setup(Scenario(data="faces:size=8", targets=200))
 
 

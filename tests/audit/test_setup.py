@@ -115,8 +115,8 @@ def test_defences_that_mix_labels_are_audited_too(tmp_path: Path) -> None:
         targets=1,
     )
     records = run_audit([scenario], tmp_path).records
-    assert [record.status for record in records] == ["ok"] * 4
-    assert all(record.psnr_fed is not None for record in records)
+    assert [record.status for record in records] == ["ok"] * 5  # the undefended control comes by itself
+    assert all((record.psnr_fed is None) == (record.defence == "none") for record in records)
 
 
 class _Halving(Defence):

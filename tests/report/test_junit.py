@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import RiskLevel
 from fedseal.report.junit import render_junit
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.verdict import RiskLevel
 from fedseal.report.machine import SCHEMA_VERSION, render_json
 from fedseal.store.findings import Finding
 from fedseal.store.records import TrialRecord
@@ -23,7 +23,8 @@ TOP = {
 }  # fmt: skip
 CELL = {
     "scenario", "defence", "attack", "aware", "level", "psnr", "best_psnr", "ssim", "lpips", "max_psnr", "baseline",
-    "baseline_psnr", "excess", "ok", "failed", "refused", "keys", "command",
+    "baseline_psnr", "excess", "ok", "failed", "refused", "keys", "command", "state", "decided_by", "leaks",
+    "attack_failed", "singled_out", "victims", "labels",
 }  # fmt: skip
 
 
@@ -34,14 +35,15 @@ def load(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_the_schema_of_version_1(run: Run) -> None:
+def test_the_schema_of_version_2(run: Run) -> None:
     data = load(render_json(run))
-    assert SCHEMA_VERSION == 1
+    assert SCHEMA_VERSION == 2
     assert set(data) == TOP
-    assert (data["schema"], data["schema_version"]) == ("fedseal-report", 1)
+    assert (data["schema"], data["schema_version"]) == ("fedseal-report", 2)
     assert all(set(cell) == CELL for cell in data["cells"])
-    assert set(data["verdict"]) == {"level", "sentence", "rows"}
-    assert all(set(row) == {"scenario", "defence", "level", "worst"} for row in data["verdict"]["rows"])
+    assert set(data["verdict"]) == {"level", "state", "sentence", "rows"}
+    keys = {"scenario", "defence", "level", "state", "decided_by", "ideal", "proven", "worst"}
+    assert all(set(row) == keys for row in data["verdict"]["rows"])
 
 
 def test_it_says_what_the_verdict_says(run: Run) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import RiskLevel
 from fedseal.core.errors import StorageError
 from fedseal.metrics.intervals import Interval
 from fedseal.report import words
@@ -103,7 +103,8 @@ def test_the_chart_holds_every_judged_cell(run: Run) -> None:
     assert len(marks) == sum(cell.psnr is not None for cell in run.verdict().cells)
     assert all(0 <= mark.low <= mark.at <= mark.high <= 100 for mark in marks)
     assert chart.axis.high <= AXIS_TOP_DB
-    assert chart.groups[0].baselines[0].name == "nearest public image"
+    assert chart.groups[0].baselines[0].name == "class mean"
+    assert [guess.oracle for guess in chart.groups[0].baselines] == [False, False, False, True, True]
 
 
 def test_the_best_guess_is_the_verdicts_baseline(run: Run) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedseal.audit.precautions import duplicates, strangers, weapon
 from fedseal.audit.setup import Setup, Target
 from fedseal.core.attack import ATTACKS, Caveat
 from fedseal.core.defence import Defence
@@ -87,7 +88,7 @@ def _gradients(setup: Setup) -> Iterator[Finding]:
     except FedsealError as error:
         yield Finding(severity="problem", topic="client round", text=error.message, advice=error.hint or "")
         return
-    except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the finding says what
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's model may raise anything; the finding says what
         text = f"the client's round fails: {type(error).__name__}: {error}"
         yield Finding(severity="problem", topic="client round", text=text, advice="Run the model on one batch.")
         return
@@ -185,6 +186,9 @@ def _precision(setup: Setup) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
+    weapon,
+    duplicates,
+    strangers,
     _dropout,
     _batch_norm,
     _loss_reduction,

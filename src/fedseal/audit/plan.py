@@ -73,7 +73,7 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     base = _base(setup)
     on_cpu = next(setup.model.parameters()).device.type == "cpu"
     groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
-    defences = {spec: _defence(setup, spec) for spec in _unique(scenario.defences)}
+    defences = {spec: _defence(setup, spec) for spec in _unique(scenario.with_control)}
     attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []
     for defence, attack in product(defences, attacks):

@@ -69,7 +69,7 @@ def _ready(books: Library, wanted_by: str, wanted: Trainable[Any], watcher: Watc
 
 def _declared(setup: Setup, watcher: Watcher) -> Iterator[tuple[str, Trainable[Any]]]:
     """Yield what is declared, with who declares it; each is ready before the next is asked for."""
-    defences = dict.fromkeys(setup.scenario.defences)
+    defences = dict.fromkeys(setup.scenario.with_control)
     for spec in (spec for spec in defences if build_defence(spec).uses("trainables")):
         for held, source in setup.client_data(spec):
             yield from ((spec, one) for one in build_defence(spec).trainables(held, source))

@@ -53,7 +53,8 @@ class Run:
 
     def verdict(self) -> Verdict:
         """Judge the records there are."""
-        return judge(self.records)
+        asked = {scenario.name: scenario.defences for scenario in self.scenarios}
+        return judge(self.records, self.readings, asked=asked)
 
     def frame(self, per: Per = "image") -> DataFrame:
         """Return the trials as a pandas frame (extra `frames`).

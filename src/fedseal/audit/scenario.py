@@ -150,6 +150,14 @@ class Scenario(_Config):
     restarts: int | None = Field(None, ge=1)
     seed: int = 0
 
+    @property
+    def with_control(self) -> tuple[str, ...]:
+        """The defences, the undefended control first where it is missing.
+
+        Attacks that do not break the undefended model say nothing about a defence, so every audit has to know.
+        """
+        return self.defences if "none" in self.defences else ("none", *self.defences)
+
 
 def load_scenario(path: PathText) -> Scenario:
     """Read a scenario from a YAML file; errors name file, line and key.

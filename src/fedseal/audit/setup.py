@@ -273,7 +273,7 @@ def _targeted(private: ImageDataset, scenario: Scenario, images: int, staging: S
     The first quarter of the order counts as attacked, so that up to that more targets take no stranger away.
     """
     if staging is not None:
-        return staging.attacked(scenario.defences)
+        return staging.attacked(scenario.with_control)
     needed = scenario.targets * images
     if needed > len(private):
         raise InputError(

@@ -65,7 +65,7 @@ class TrialRunner:
             return self._without_result(job, "refused", str(error))
         except FedsealError as error:
             return self._without_result(job, "failed", str(error))
-        except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the record says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's model may raise anything, or leave
             return self._without_result(job, "failed", f"{type(error).__name__}: {error}")
 
     def _attack(self, job: Job, report: Report) -> list[Outcome]:

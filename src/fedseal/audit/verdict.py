@@ -1,57 +1,80 @@
-"""From trial records to a verdict: risk levels per cell, per defence and overall.
+"""From trial records to a verdict: what was found, who was singled out, what the update holds, what is proven.
 
-Levels follow FedLeak (Sec. 5.3): very high from 20 dB PSNR, high from 15, medium from 10, low below. A reconstruction
-that does not beat what anyone could guess is no leak: where the interval of the paired difference to the best chance
-baseline reaches zero, the level is low, whatever the PSNR.
+A leak is a leak whatever the other readings say, and its level is the worst of found (FedLeak's 20 / 15 / 10 dB, where
+an attack reliably beats the guesses an attacker can make), singled out (medium, high from half of the originals), the
+worst victim (the level of the best recovered image that no chance explains) and labels (medium). Without a leak the
+level is low only if the update holds nothing: by the ideal reading, within a decibel of the prior alone, or by proof.
+All else is no verdict: `not shown`, `no power`, `too few`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal, TypeAlias
 
-from fedseal.core.errors import UsageError
-from fedseal.metrics.intervals import Interval, mean_interval
+from fedseal.audit.evidence import (
+    Chance,
+    Labels,
+    Victims,
+    against_chance,
+    by_seed,
+    recovered_labels,
+    singled_out,
+    worst_victims,
+)
+from fedseal.audit.levels import RiskLevel, State, level_of
+from fedseal.information.proven import ProvenReading
+from fedseal.metrics.intervals import FEWEST, Interval
+from fedseal.metrics.picked import Picked
+from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
+Decider: TypeAlias = Literal["found", "singled out", "worst victim", "labels", "ideal", "proven"]
+"""The reading that decided a cell."""
 
-class RiskLevel(IntEnum):
-    """How bad a leak is; ordered."""
+Standing: TypeAlias = RiskLevel | State
+"""What is shown of a cell, a defence or a run: its level, or the state that has none."""
 
-    LOW = 0
-    MEDIUM = 1
-    HIGH = 2
-    VERY_HIGH = 3
+NEAR_PRIOR_DB = 1.0
+"""An update that lets an ideal attacker gain no more than this over the prior alone holds nothing to speak of."""
+
+Proofs: TypeAlias = Mapping[tuple[str, str], ProvenReading]
+"""What is proven, by scenario and defence."""
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """What the uploads of a defence hold, over the targets that were read.
+
+    Attributes:
+        psnr_db: mean of the ideal PSNR; None where it could not be computed for every target read.
+        best_db: of the target whose upload holds most.
+        prior_db: mean of the prior alone.
+        gain_db: the most that an upload adds to the prior, its numerical error included.
+        reason: why there is no figure; empty if there is one.
+        records: the readings themselves.
+    """
+
+    psnr_db: float | None
+    best_db: float | None
+    prior_db: float | None
+    gain_db: float | None
+    reason: str
+    records: tuple[ReadingRecord, ...]
 
     @property
-    def words(self) -> str:
-        """The level as people write it."""
-        return self.name.lower().replace("_", " ")
+    def is_low(self) -> bool:
+        """Whether no upload holds anything to speak of."""
+        return self.gain_db is not None and self.gain_db <= NEAR_PRIOR_DB
 
-    @classmethod
-    def parse(cls, text: str) -> RiskLevel:
-        """Parse `very-high`, `very high`, `high`, ..."""
-        name = text.strip().upper().replace("-", "_").replace(" ", "_")
-        if name not in cls.__members__:
-            levels = ", ".join(level.words.replace(" ", "-") for level in cls)
-            raise UsageError(f"there is no risk level {text!r}.", hint=f"Use one of {levels}.")
-        return cls[name]
-
-
-THRESHOLDS_DB: tuple[tuple[RiskLevel, float], ...] = (
-    (RiskLevel.VERY_HIGH, 20.0),
-    (RiskLevel.HIGH, 15.0),
-    (RiskLevel.MEDIUM, 10.0),
-)
-
-
-def level_of(psnr_db: float, excess_low_db: float) -> RiskLevel:
-    """Return the level of a mean PSNR whose excess over chance is at least `excess_low_db` (interval's lower end)."""
-    if excess_low_db <= 0:
-        return RiskLevel.LOW
-    return next((level for level, limit in THRESHOLDS_DB if psnr_db >= limit), RiskLevel.LOW)
+    @property
+    def level(self) -> RiskLevel | None:
+        """The level an ideal attacker would reach; None where nobody can say."""
+        if self.is_low:
+            return RiskLevel.LOW
+        return None if self.best_db is None else level_of(self.best_db)
 
 
 @dataclass(frozen=True)
@@ -65,11 +88,17 @@ class Cell:
         best_psnr: the same with replacement ("attacker-best").
         ssim: as psnr.
         lpips: as psnr; None without weights.
-        baseline: name of the strongest chance baseline.
-        baseline_psnr: its mean.
-        excess: mean paired difference to that baseline, with its interval.
-        level: the risk.
-        max_psnr: the best recovered single image.
+        chance: the strongest guess an attacker can make, and the excess over it; None where none is known.
+        victims: single images recovered.
+        picked: how often originals were picked out of strangers; None where these were too few.
+        labels: how well labels were recovered; None where they were given.
+        ideal: what the uploads hold; None where it was not computed.
+        proven: what no attacker exceeds; None where nothing is.
+        leaks: the level by each reading of the trials that shows a leak.
+        control: whether it is the undefended control of an audit that was not asked for it: it is shown, not judged.
+        state: what can be said; None if no trial succeeded.
+        level: the risk, where the state has one.
+        decided: the reading that decided.
     """
 
     scenario: str
@@ -81,11 +110,17 @@ class Cell:
     best_psnr: Interval | None = None
     ssim: Interval | None = None
     lpips: Interval | None = None
-    baseline: str | None = None
-    baseline_psnr: float | None = None
-    excess: Interval | None = None
+    chance: Chance | None = None
+    victims: Victims | None = None
+    picked: Picked | None = None
+    labels: Labels | None = None
+    ideal: Ideal | None = None
+    proven: ProvenReading | None = None
+    leaks: tuple[tuple[Decider, RiskLevel], ...] = ()
+    control: bool = False
+    state: State | None = None
     level: RiskLevel | None = None
-    max_psnr: float | None = None
+    decided: Decider | None = None
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:
@@ -101,6 +136,52 @@ class Cell:
     def succeeded(self) -> tuple[TrialRecord, ...]:
         """Trials with scores."""
         return tuple(r for r in self.records if r.status == "ok")
+
+    @property
+    def baseline(self) -> str | None:
+        """Name of the strongest guess an attacker can make."""
+        return None if self.chance is None else self.chance.name
+
+    @property
+    def baseline_psnr(self) -> float | None:
+        """Its mean PSNR."""
+        return None if self.chance is None else self.chance.psnr
+
+    @property
+    def excess(self) -> Interval | None:
+        """Mean paired difference to it."""
+        return None if self.chance is None else self.chance.excess
+
+    @property
+    def max_psnr(self) -> float | None:
+        """PSNR of the best recovered single image."""
+        return None if self.victims is None else self.victims.best_psnr
+
+    @property
+    def attack_failed(self) -> bool:
+        """Whether the attack showed nothing and did far worse than a guess."""
+        return not self.leaks and self.chance is not None and self.chance.attack_failed
+
+    @property
+    def alarm(self) -> RiskLevel | None:
+        """The worst leak seen, also among too few trials: what `--fail-on` judges."""
+        return max((level for _, level in self.leaks), default=self.level)
+
+    @property
+    def standing(self) -> Standing | None:
+        """The level, or the state where it has none; None if nothing ran."""
+        return self.level if self.level is not None else self.state
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of its attacks."""
+        return sum(record.seconds for record in self.records)
+
+    @property
+    def severity(self) -> tuple[int, int, float]:
+        """Order from good to bad news."""
+        gravity = -1 if self.state is None else self.state.gravity
+        return gravity, int(self.level or 0), self.psnr.mean if self.psnr else float("-inf")
 
 
 @dataclass(frozen=True)
@@ -120,8 +201,38 @@ class Row:
 
     @property
     def level(self) -> RiskLevel | None:
-        """The risk of the worst cell."""
+        """The risk of the worst cell, where its state has one."""
         return self.worst.level if self.worst else None
+
+    @property
+    def state(self) -> State | None:
+        """What can be said of the defence."""
+        return self.worst.state if self.worst else None
+
+    @property
+    def control(self) -> bool:
+        """Whether it is the undefended control of an audit that was not asked for it."""
+        return any(cell.control for cell in self.cells)
+
+    @property
+    def standing(self) -> Standing | None:
+        """The worst cell's."""
+        return self.worst.standing if self.worst else None
+
+    @property
+    def ideal(self) -> Ideal | None:
+        """What its uploads hold."""
+        return next((cell.ideal for cell in self.cells if cell.ideal is not None), None)
+
+    @property
+    def proven(self) -> ProvenReading | None:
+        """What no attacker exceeds."""
+        return next((cell.proven for cell in self.cells if cell.proven is not None), None)
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of all its attacks."""
+        return sum(cell.seconds for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -142,92 +253,169 @@ class Verdict:
 
     @property
     def level(self) -> RiskLevel | None:
-        """The worst level over all rows."""
-        return max((row.level for row in self.rows if row.level is not None), default=None)
+        """The worst level over all rows that were asked for."""
+        return max((row.level for row in self.rows if row.level is not None and not row.control), default=None)
+
+    @property
+    def standing(self) -> Standing | None:
+        """The worst row's; a leak is worse than anything that is not known."""
+        rows = [row for row in self.judged if not row.control]
+        return max(rows, key=row_severity).standing if rows else None
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        """Rows of which something can be said, if only that it is not known."""
+        return tuple(row for row in self.rows if row.state is not None)
+
+    @property
+    def unsettled(self) -> tuple[Row, ...]:
+        """Rows whose state is neither a leak nor low."""
+        return tuple(row for row in self.judged if row.state and not row.state.settled and not row.control)
+
+    def fails(self, limit: RiskLevel, *, strict: bool = False) -> bool:
+        """Return whether any cell fails a limit, see `cell_fails`."""
+        return any(cell_fails(cell, limit, strict=strict) for cell in self.cells)
 
     def sentence(self) -> str:
-        """Return the verdict in one or two plain sentences."""
-        judged = [row for row in self.rows if row.worst is not None and row.level is not None]
-        if not judged:
-            return "Nothing could be judged: no trial succeeded."
-        worst: dict[str, Row] = {}  # a defence is as good as in the scenario where it does worst
-        for row in judged:
-            worst[row.defence] = max(worst.get(row.defence, row), row, key=_rank)
-        bare = worst.pop("none", None)
-        parts = [] if bare is None else [f"Undefended, this federation's risk is {_finding(bare)}."]
-        if worst:
-            best = min(worst.values(), key=_rank)
-            lead = "The safest defence audited is" if len(worst) > 1 else "The defence audited is"
-            parts.append(f"{lead} {best.defence}: with it the risk is {_finding(best)}.")
-        return " ".join(parts)
+        """Return the verdict in plain sentences, the first of which says which reading decided."""
+        from fedseal.audit.sentences import verdict_sentence
+
+        return verdict_sentence(self)
 
 
-def judge(records: Iterable[TrialRecord], *, seed: int = 0) -> Verdict:
-    """Group records into cells and rows, in order of first appearance, and judge them."""
+def row_severity(row: Row) -> tuple[int, int, float]:
+    """Return a row's place from good to bad news."""
+    assert row.worst is not None
+    return row.worst.severity
+
+
+def cell_fails(cell: Cell, limit: RiskLevel, *, strict: bool) -> bool:
+    """Return whether a cell fails `--fail-on limit`.
+
+    By default leaks at or above the limit fail, found, singled out, victims and labels alike; a limit of `low` also
+    fails where nothing is known. `strict` judges the ideal reading too: what is not settled fails unless the update is
+    known to hold less than the limit.
+    """
+    if cell.control:
+        return False
+    if cell.alarm is not None and cell.alarm >= limit:
+        return True
+    if cell.state is None or cell.state.settled:
+        return False
+    if limit is RiskLevel.LOW:
+        return True
+    held = None if cell.ideal is None else cell.ideal.level
+    return strict and (held is None or held >= limit or cell.state is State.TOO_FEW)
+
+
+def judge(
+    records: Iterable[TrialRecord],
+    readings: Sequence[ReadingRecord] = (),
+    proofs: Proofs | None = None,
+    *,
+    asked: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+) -> Verdict:
+    """Group records into cells and rows, in order of first appearance, and judge them.
+
+    Args:
+        records: of one run.
+        readings: what the uploads hold, of the same scenarios and defences; without, no cell is ever low.
+        proofs: what is proven, by scenario and defence.
+        asked: the defences each scenario asked for; an undefended row that was not is a control.
+        seed: of the intervals.
+    """
     grouped: dict[tuple[str, str, str, bool], list[TrialRecord]] = {}
     for record in records:
         grouped.setdefault((record.scenario, record.defence, record.attack, record.aware), []).append(record)
-    rows: dict[tuple[str, str], list[Cell]] = {}
+    ideals = _ideals(readings)
+    measured = []
     for (scenario, defence, attack, aware), members in grouped.items():
-        cell = _judge_cell(Cell(scenario, defence, attack, aware, tuple(members)), seed)
-        rows.setdefault((scenario, defence), []).append(cell)
+        cell = _measure(Cell(scenario, defence, attack, aware, tuple(members)), seed)
+        key = (scenario, defence)
+        control = defence == "none" and "none" not in (asked or {}).get(scenario, ("none",))
+        measured.append(replace(cell, ideal=ideals.get(key), proven=(proofs or {}).get(key), control=control))
+    broken = {(cell.scenario, cell.attack) for cell in measured if cell.defence == "none" and cell.leaks}
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in measured:
+        decided = _decide(cell, (cell.scenario, cell.attack) in broken)
+        rows.setdefault((cell.scenario, cell.defence), []).append(decided)
     return Verdict(
         tuple(
-            Row(scenario, defence, tuple(cells), max((c for c in cells if c.psnr), key=_severity, default=None))
-            for (scenario, defence), cells in rows.items()
+            Row(*key, tuple(cells), max((c for c in cells if c.psnr), key=lambda c: c.severity, default=None))
+            for key, cells in rows.items()
         )
     )
 
 
-def _judge_cell(cell: Cell, seed: int) -> Cell:
+def _measure(cell: Cell, seed: int) -> Cell:
+    """Take all readings of a cell's trials."""
     done = cell.succeeded
     if not done:
         return cell
-    psnr = _trial_means(r.psnr for r in done)
-    baselines = {name: _trial_means(r.baselines[name] for r in done) for name in done[0].baselines}
-    strongest = max(baselines, key=lambda name: sum(baselines[name]))
-    chance = baselines[strongest]
-    excess = mean_interval([p - c for p, c in zip(psnr, chance, strict=True)], seed=seed)
-    mean = mean_interval(psnr, seed=seed)
     lpips = [r.lpips for r in done if r.lpips is not None]
-    return Cell(
-        cell.scenario,
-        cell.defence,
-        cell.attack,
-        cell.aware,
-        cell.records,
-        psnr=mean,
-        best_psnr=mean_interval(_trial_means(r.psnr_best for r in done), seed=seed),
-        ssim=mean_interval(_trial_means(r.ssim for r in done), seed=seed),
-        lpips=mean_interval(_trial_means(lpips), seed=seed) if len(lpips) == len(done) else None,
-        baseline=strongest,
-        baseline_psnr=sum(chance) / len(chance),
-        excess=excess,
-        level=level_of(mean.mean, excess.mean if excess.low is None else excess.low),
-        max_psnr=max(value for r in done for value in r.psnr),
+    measured = replace(
+        cell,
+        psnr=by_seed(done, (r.psnr for r in done), seed),
+        best_psnr=by_seed(done, (r.psnr_best for r in done), seed),
+        ssim=by_seed(done, (r.ssim for r in done), seed),
+        lpips=by_seed(done, lpips, seed) if len(lpips) == len(done) else None,
+        chance=against_chance(done, seed),
+        victims=worst_victims(done),
+        picked=singled_out(done),
+        labels=recovered_labels(done),
     )
+    return replace(measured, leaks=tuple(_leaks(measured)))
 
 
-def _trial_means(values: Iterable[Sequence[float]]) -> list[float]:
-    """Average within each trial: images of one batch are not independent, batches are."""
-    return [fmean(part) for part in values]
-
-
-def _severity(cell: Cell) -> tuple[int, float]:
-    return (int(cell.level or 0), cell.psnr.mean if cell.psnr else float("-inf"))
-
-
-def _rank(row: Row) -> tuple[int, float]:
-    assert row.worst is not None
-    return _severity(row.worst)
-
-
-def _finding(row: Row) -> str:
-    cell = row.worst
-    assert cell is not None
+def _leaks(cell: Cell) -> Iterable[tuple[Decider, RiskLevel]]:
+    """Return what each reading of the trials shows; below four trials only single victims are certain."""
     assert cell.psnr is not None
-    assert cell.level is not None
-    who = "a defence-aware attacker" if cell.aware else "an attacker"
-    method = cell.attack.partition(":")[0]
-    text = f"{cell.level.words}: {who} using {method} rebuilds its images at {cell.psnr.mean:.1f} dB PSNR"
-    return f"{text} (guessing without the update gives {cell.baseline_psnr:.1f})"
+    enough = len(cell.succeeded) >= FEWEST
+    if enough and cell.chance is not None and cell.chance.beaten and level_of(cell.psnr.mean) is not RiskLevel.LOW:
+        yield "found", level_of(cell.psnr.mean)
+    if enough and cell.picked is not None and cell.picked.significant:
+        yield "singled out", RiskLevel.HIGH if cell.picked.first.mean > 0.5 else RiskLevel.MEDIUM
+    if cell.victims is not None and cell.victims.level is not None:
+        yield "worst victim", cell.victims.level
+    if enough and cell.labels is not None and cell.labels.leaked:
+        yield "labels", RiskLevel.MEDIUM
+
+
+def _decide(cell: Cell, control_broken: bool) -> Cell:
+    """Put the readings together."""
+    if cell.psnr is None:
+        return cell
+    if len(cell.succeeded) < FEWEST:
+        return replace(cell, state=State.TOO_FEW)
+    if cell.leaks:
+        decided, level = max(cell.leaks, key=lambda leak: leak[1])  # the first of equals, in the order they are read
+        return replace(cell, state=State.LEAK, level=level, decided=decided)
+    if cell.proven is not None and cell.proven.is_low:
+        return replace(cell, state=State.LOW, level=RiskLevel.LOW, decided="proven")
+    if cell.ideal is not None and cell.ideal.is_low:
+        return replace(cell, state=State.LOW, level=RiskLevel.LOW, decided="ideal")
+    return replace(cell, state=State.NOT_SHOWN if control_broken else State.NO_POWER)
+
+
+def _ideals(readings: Sequence[ReadingRecord]) -> dict[tuple[str, str], Ideal]:
+    grouped: dict[tuple[str, str], list[ReadingRecord]] = {}
+    for reading in readings:
+        grouped.setdefault((reading.scenario, reading.defence), []).append(reading)
+    return {key: _ideal(tuple(members)) for key, members in grouped.items()}
+
+
+def _ideal(records: tuple[ReadingRecord, ...]) -> Ideal:
+    known = [r.psnr_db for r in records if r.psnr_db is not None]
+    priors = [r.prior_db for r in records if r.prior_db is not None]
+    reason = next((r.reason for r in records if r.psnr_db is None), "")
+    complete = len(known) == len(records)
+    gains = [r.psnr_db + r.error_db - r.prior_db for r in records if r.psnr_db is not None and r.prior_db is not None]
+    return Ideal(
+        fmean(known) if complete else None,
+        max(known) if complete else None,
+        fmean(priors) if priors else None,
+        max(gains) if len(gains) == len(records) else None,
+        reason,
+        records,
+    )

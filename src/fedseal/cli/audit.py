@@ -20,6 +20,7 @@ from fedseal.cli.options import (
     Out,
     Redact,
     RunDirectory,
+    Strict,
     Targets,
     Workers,
     chosen_scenario,
@@ -44,6 +45,7 @@ def audit(
     iterations: Iterations = None,
     seed: Annotated[int | None, typer.Option(help="Determines split, weights, targets, noise and attack.")] = None,
     fail_on: FailOn = None,
+    strict: Strict = False,
     out: Out = Path("fedseal-audit"),
     data_root: DataRoot = None,
     device: Device = "cpu",
@@ -58,9 +60,9 @@ def audit(
     """
     from rich.console import Console
 
+    from fedseal.audit.levels import RiskLevel
     from fedseal.audit.runner import run_audit
     from fedseal.audit.scenario import Scenario
-    from fedseal.audit.verdict import RiskLevel
     from fedseal.report.terminal import render_terminal
     from fedseal.report.write import write_reports
 
@@ -80,10 +82,10 @@ def audit(
     look_here_for_models()
     with watching() as watcher:
         run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
-    written = write_reports(run, out, redact=redact, fail_on=limit)
+    written = write_reports(run, out, redact=redact, fail_on=limit, strict=strict)
     Console().print(render_terminal(run))
     typer.echo(f"report: {written['html']}")
-    _exit_with(run, limit)
+    _exit_with(run, limit, strict)
 
 
 @app.command(rich_help_panel=READERS)
@@ -103,17 +105,18 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to write; the run's directory by default.")] = None,
     redact: Redact = False,
     fail_on: FailOn = None,
+    strict: Strict = False,
 ) -> None:
     """Write a run's report (HTML, JSON, JUnit) again."""
+    from fedseal.audit.levels import RiskLevel
     from fedseal.audit.runner import open_run
-    from fedseal.audit.verdict import RiskLevel
     from fedseal.report.write import write_reports
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
     loaded = open_run(run)
-    for path in write_reports(loaded, out or run, redact=redact, fail_on=limit).values():
+    for path in write_reports(loaded, out or run, redact=redact, fail_on=limit, strict=strict).values():
         typer.echo(str(path))
-    _exit_with(loaded, limit)
+    _exit_with(loaded, limit, strict)
 
 
 @app.command(rich_help_panel=READERS)
@@ -134,13 +137,16 @@ def table(
     typer.echo(render_markdown(loaded), nl=False)
 
 
-def _exit_with(run: Any, limit: Any) -> None:
+def _exit_with(run: Any, limit: Any, strict: bool) -> None:
     verdict = run.verdict()
     if verdict.failed:
         raise typer.Exit(3)
-    if verdict.level is None:
+    if not verdict.judged:
         refused = next((cell.refused for cell in verdict.cells if cell.refused is not None), None)
         hint = "Run the audit again: it resumes." if refused is None else refused.message
         raise UsageError("nothing could be judged: no trial succeeded.", hint=hint)
-    if limit is not None and verdict.level is not None and verdict.level >= limit:
+    if limit is not None and verdict.fails(limit, strict=strict):
         raise typer.Exit(1)
+    if limit is not None and verdict.unsettled:
+        names = ", ".join(f"{row.defence} ({row.state.words})" for row in verdict.unsettled)
+        typer.echo(f"passed, but nothing is known of {names}: --strict fails on these.", err=True)

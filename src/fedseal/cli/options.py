@@ -32,6 +32,10 @@ Device: TypeAlias = Annotated[str, typer.Option(help="Where the work is done: cp
 FailOn: TypeAlias = Annotated[
     str | None, typer.Option(help="Exit with 1 at this risk or above: low, medium, high, very-high.")
 ]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option("--strict", help="With --fail-on: fail as well on what is not shown, unless the update holds less."),
+]
 Iterations: TypeAlias = Annotated[int | None, typer.Option(help="Attack iterations, instead of each attack's own.")]
 Model: TypeAlias = Annotated[
     str | None, typer.Option(help="Model, e.g. lenet-relu, resnet18, package.module:attribute.")

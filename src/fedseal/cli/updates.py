@@ -68,7 +68,7 @@ def audit_update_command(
     """
     from rich.console import Console
 
-    from fedseal.audit.verdict import RiskLevel
+    from fedseal.audit.levels import RiskLevel
     from fedseal.metrics.lpips import load_lpips
     from fedseal.report.update import render_update_terminal, write_update_reports
     from fedseal.updates.audit import audit_update
@@ -118,7 +118,7 @@ def audit_update_command(
     written = write_update_reports(audit, out, redact=redact)
     Console().print(render_update_terminal(audit))
     typer.echo(f"report: {written['html']}")
-    if limit is not None and audit.level is not None and audit.level >= limit:
+    if limit is not None and (limit is RiskLevel.LOW or (audit.level is not None and audit.level >= limit)):
         raise typer.Exit(1)
 
 

@@ -72,12 +72,15 @@ def _import(module: str, hint: str) -> Any:
 
 @contextmanager
 def blamed_on(what: str, but: type[Exception] = FedsealError, hint: str = "") -> Iterator[None]:
-    """Turn whatever other people's code raises, `but` this, into one line that says what it was doing."""
+    """Turn whatever other people's code raises, `but` this, into one line that says what it was doing.
+
+    Also an attempt to leave: a module that calls `sys.exit()` would else end an audit with exit code 0.
+    """
     try:
         yield
     except (FedsealError, but):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise InputError(
             f"{what}: {type(error).__name__}: {reason}.", hint=hint or "Check its options and its code."

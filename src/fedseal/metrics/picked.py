@@ -10,7 +10,7 @@ from scipy import special
 
 from fedseal.metrics.intervals import Interval, clustered_share
 
-ALPHA = 0.05
+ALPHA = 0.01
 """Family-wise significance, over all similarities."""
 
 NEAR = 0.05

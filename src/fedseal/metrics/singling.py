@@ -63,7 +63,8 @@ class LineUp:
         sizes: N, the original included.
         twins: near-duplicates of the original taken out.
         stranger_psnr: in dB, the most that any reconstruction reaches on any stranger: what chance reaches.
-        top: the `SHOWN` candidates most correlated with the reconstructions: indices of strangers, -1 for the original.
+        top: the `SHOWN` candidates most correlated with the reconstructions: indices of strangers, -1 for the original,
+            which comes last where it is not among them.
     """
 
     ranks: dict[str, tuple[int, ...]]
@@ -184,5 +185,6 @@ def _errors(a: Tensor, b: Tensor) -> Tensor:
 
 def _top(own: Tensor, others: Tensor, kept: Tensor) -> tuple[int, ...]:
     values = torch.cat([torch.where(kept, others, -torch.inf), own[None]])
-    order = torch.argsort(values, descending=True, stable=True)[:SHOWN].tolist()
-    return tuple(-1 if index == len(others) else index for index in order)
+    order = torch.argsort(values, descending=True, stable=True).tolist()
+    front = [-1 if index == len(others) else index for index in order[:SHOWN]]
+    return tuple(front if -1 in front else [*front[:-1], -1])

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
-from fedseal.audit.verdict import THRESHOLDS_DB, Cell, RiskLevel, Row
-from fedseal.metrics.baselines import BASELINE_WORDS
+from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel
+from fedseal.audit.verdict import Cell, Row
+from fedseal.metrics.baselines import BASELINE_WORDS, ORACLES
 from fedseal.report.matrix import Matrix, Square
 from fedseal.store.records import TrialRecord
 
@@ -74,12 +76,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What guessing gives: name, what it is in words, mean PSNR and position."""
+    """What guessing gives: name, what it is in words, mean PSNR, position, and whether it looks at the original."""
 
     name: str
     words: str
     psnr: float
     at: float
+    oracle: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,18 @@ def chance_chart(matrix: Matrix) -> ChanceChart:
             if square.worst is not None
         )
         baselines = tuple(
-            Baseline(baseline_name(name), BASELINE_WORDS.get(name, ""), value, axis.place(value))
-            for name, value in sorted(means[row.defence].items(), key=lambda item: -item[1])
+            Baseline(baseline_name(name), BASELINE_WORDS.get(name, ""), value, axis.place(value), name in ORACLES)
+            for name, value in sorted(means[row.defence].items(), key=partial(_by_weight, row))
         )
         if lanes:
             groups.append(LaneGroup(row, lanes, baselines))
     return ChanceChart(matrix.scenario, axis, tuple(groups))
+
+
+def _by_weight(row: Row, item: tuple[str, float]) -> tuple[bool, bool, float]:
+    """Order guesses: the one the verdict judges by, other attainable ones, then those that look at the original."""
+    name, value = item
+    return row.worst is None or name != row.worst.baseline, name in ORACLES, -value
 
 
 def baseline_name(key: str) -> str:

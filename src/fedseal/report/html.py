@@ -13,15 +13,18 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedseal._version import VERSION
+from fedseal.audit.levels import STATE_WORDS, State
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Row, Verdict
+from fedseal.audit.sentences import DECIDER_WORDS, picked_words
+from fedseal.audit.verdict import Row, Verdict, row_severity
 from fedseal.report import words
 from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
 from fedseal.report.commands import cell_command, scenario_file
 from fedseal.report.costs import CostTable, cost_table
 from fedseal.report.gallery import Gallery, build_gallery
 from fedseal.report.ledger import Capability, merge_ledgers
-from fedseal.report.matrix import Matrix, Square, matrices, mildest_cell, worst_cell
+from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
+from fedseal.report.readings import RowReadings, row_readings
 from fedseal.store.findings import Finding
 
 LEAD_PAIRS = 8
@@ -36,6 +39,7 @@ class ScenarioPart:
 
     name: str
     matrix: Matrix
+    readings: tuple[RowReadings, ...]
     galleries: tuple[tuple[Row, Gallery], ...]
     chart: ChanceChart
     costs: CostTable
@@ -76,6 +80,8 @@ def render_html(run: Run, *, redact: bool = False) -> str:
             lead=None if worst is None else build_gallery(run, worst, limit=LEAD_PAIRS, redact=redact),
             parts=[_part(run, matrix, redact) for matrix in matrices(verdict)],
             settings=_settings(run),
+            states=[(state, STATE_WORDS[state]) for state in State if not state.settled],
+            deciders=DECIDER_WORDS,
             stray_findings={name: found for name, found in run.findings.items() if found and name not in _names(run)},
         )
     )
@@ -87,10 +93,13 @@ def _names(run: Run) -> set[str]:
 
 
 def _safest_defence(verdict: Verdict) -> Row | None:
-    judged = [row for row in verdict.rows if row.defence != "none" and row.worst is not None]
-    worst = {row.defence: worst_cell(r.worst for r in judged if r.defence == row.defence and r.worst) for row in judged}
-    best = mildest_cell(cell for cell in worst.values() if cell is not None)
-    return next((row for row in judged if row.worst is best), None) if best is not None else None
+    """Return the defence with the best news; whatever is not settled is never called safest."""
+    worst: dict[str, Row] = {}
+    for row in verdict.judged:
+        if row.defence != "none":
+            worst[row.defence] = max(worst.get(row.defence, row), row, key=row_severity)
+    settled = [row for row in worst.values() if row.state is not None and row.state.settled]
+    return min(settled, key=row_severity, default=None)
 
 
 def _worst_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -105,6 +114,7 @@ def _part(run: Run, matrix: Matrix, redact: bool) -> ScenarioPart:
     return ScenarioPart(
         name=matrix.scenario,
         matrix=matrix,
+        readings=row_readings(run, matrix, redact=redact),
         galleries=galleries,
         chart=chance_chart(matrix),
         costs=cost_table(matrix),
@@ -146,8 +156,13 @@ def template_environment() -> Environment:
             "code_ticks": words.code_ticks,
             "decibel": words.decibel,
             "duration": words.duration,
+            "ideal_words": words.ideal_words,
+            "label_words": words.label_words,
             "number": words.number,
+            "percentage": words.percentage,
+            "picked_words": picked_words,
             "plural": words.plural,
+            "risk": words.risk,
             "significant": words.significant,
             "size": words.size,
             "shell_words": words.shell_words,

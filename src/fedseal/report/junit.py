@@ -1,38 +1,41 @@
 """The report for build servers: JUnit XML, one suite per scenario, one case per cell.
 
 A case has one outcome. A level at or above the limit is a failure, which names broken trials too; broken trials are
-otherwise an error; a cell that the set-up does not allow is skipped.
+otherwise an error; a cell that the set-up does not allow is skipped, and so is one that nothing is known of (`not
+shown`, `no power`, `too few`): it never passes, and under `strict` it fails.
 """
 
 from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from fedseal.audit.levels import STATE_WORDS, RiskLevel
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell, RiskLevel
+from fedseal.audit.sentences import DECIDER_WORDS, picked_words
+from fedseal.audit.verdict import Cell, cell_fails
 from fedseal.report.commands import cell_command
 from fedseal.report.matrix import matrices
-from fedseal.report.words import attacker, number, plural, printable, span
+from fedseal.report.words import attacker, ideal_words, label_words, number, plural, printable, span
 from fedseal.store.records import TrialRecord
 
 _OUTCOMES = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def render_junit(run: Run, fail_on: RiskLevel | None) -> str:
-    """Return JUnit XML; cells whose level is at least `fail_on` fail (none do if it is None)."""
+def render_junit(run: Run, fail_on: RiskLevel | None, *, strict: bool = False) -> str:
+    """Return JUnit XML; cells fail as `cell_fails` says (none do if `fail_on` is None)."""
     root = ElementTree.Element("testsuites", name="fedseal")
     for matrix in matrices(run.verdict()):
         suite = ElementTree.SubElement(root, "testsuite", name=printable(matrix.scenario))
         for row in matrix.rows:
             for cell in row.cells:
-                _add_case(suite, run, cell, fail_on)
+                _add_case(suite, run, cell, fail_on, strict)
         _count(suite)
     _count(root)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLevel | None) -> None:
+def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLevel | None, strict: bool) -> None:
     case = ElementTree.SubElement(
         suite,
         "testcase",
@@ -40,13 +43,16 @@ def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLev
         name=printable(f"{cell.attack} ({attacker(cell.aware)})"),
         time=f"{sum(record.seconds for record in cell.records):.3f}",
     )
-    if cell.level is not None and fail_on is not None and cell.level >= fail_on:
-        message = f"risk {cell.level.words}, at or above the limit {fail_on.words}"
+    if fail_on is not None and cell_fails(cell, fail_on, strict=strict):
+        words = cell.standing.words if cell.standing is not None else "unknown"
+        message = f"risk {words}, at or above the limit {fail_on.words}"
         _add(case, "failure", message, _broken(cell.failed), kind="risk")
     elif cell.failed:
         _add(case, "error", f"{plural(len(cell.failed), 'trial')} failed", _broken(cell.failed), kind="trial")
-    elif cell.level is None and cell.refused is not None:
+    elif cell.state is None and cell.refused is not None:
         _add(case, "skipped", cell.refused.message)
+    elif cell.state is not None and not cell.state.settled:
+        _add(case, "skipped", f"{cell.state.words}: {STATE_WORDS[cell.state]}")
     output = ElementTree.SubElement(case, "system-out")
     output.text = printable("\n".join([*_scores(cell), f"reproduce: {cell_command(run, cell)}"]))
 
@@ -64,12 +70,16 @@ def _broken(records: tuple[TrialRecord, ...]) -> str:
 
 
 def _scores(cell: Cell) -> list[str]:
-    if cell.psnr is None or cell.level is None:
+    if cell.psnr is None or cell.standing is None:
         return []
     return [
-        f"risk: {cell.level.words}",
+        f"risk: {cell.standing.words}" + (f", {DECIDER_WORDS[cell.decided]}" if cell.decided else ""),
         f"PSNR: {number(cell.psnr.mean)} dB ({span(cell.psnr)}), n = {cell.psnr.n}",
         f"best guess: {cell.baseline}, {number(cell.baseline_psnr)} dB",
+        f"singled out: {picked_words(cell) or 'too few strangers'}",
+        f"labels: {label_words(cell.labels)}",
+        f"ideal: {ideal_words(cell.ideal)}",
+        f"proven: {cell.proven.sentence() if cell.proven is not None else 'nothing'}",
     ]
 
 

@@ -1,23 +1,26 @@
 """The report for programs: JSON of a stable, versioned schema, without images.
 
 Numbers that JSON has no token for are the strings "NaN", "Infinity" and "-Infinity"; levels are spelt as `--fail-on`
-takes them. Within a schema version, keys are only ever added.
+takes them. Within a schema version, keys are only ever added. Since version 2 a level may be null: the state says why.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from fedseal._version import VERSION
+from fedseal.audit.evidence import Victims
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell, RiskLevel, Row
+from fedseal.audit.verdict import Cell, Ideal, Row, Standing
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.picked import Picked
 from fedseal.report.commands import cell_command
 
 SCHEMA = "fedseal-report"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def render_json(run: Run) -> str:
@@ -41,7 +44,8 @@ def report_data(run: Run) -> dict[str, Any]:
             **{status: statuses.count(status) for status in ("ok", "failed", "refused")},
         },
         "verdict": {
-            "level": _level(verdict.level),
+            "level": _word(verdict.level),
+            "state": _word(verdict.standing),
             "sentence": verdict.sentence(),
             "rows": [_row(row) for row in verdict.rows],
         },
@@ -58,7 +62,11 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "scenario": row.scenario,
         "defence": row.defence,
-        "level": _level(row.level),
+        "level": _word(row.level),
+        "state": None if row.state is None else row.state.words.replace(" ", "-"),
+        "decided_by": None if worst is None else worst.decided,
+        "ideal": _ideal(row.ideal),
+        "proven": None if row.proven is None else asdict(row.proven),
         "worst": None if worst is None else {"attack": worst.attack, "aware": worst.aware},
     }
 
@@ -70,7 +78,16 @@ def _cell(run: Run, cell: Cell) -> dict[str, Any]:
         "defence": cell.defence,
         "attack": cell.attack,
         "aware": cell.aware,
-        "level": _level(cell.level),
+        "level": _word(cell.level),
+        "state": None if cell.state is None else cell.state.words.replace(" ", "-"),
+        "decided_by": cell.decided,
+        "leaks": {name: _word(level) for name, level in cell.leaks},
+        "attack_failed": cell.attack_failed,
+        "singled_out": _picked(cell.picked),
+        "victims": _victims(cell.victims),
+        "labels": None
+        if cell.labels is None
+        else {"accuracy": _interval(cell.labels.accuracy), "chance": cell.labels.chance, "leaked": cell.labels.leaked},
         "psnr": _interval(cell.psnr),
         "best_psnr": _interval(cell.best_psnr),
         "ssim": _interval(cell.ssim),
@@ -87,8 +104,53 @@ def _cell(run: Run, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _level(level: RiskLevel | None) -> str | None:
-    return None if level is None else level.words.replace(" ", "-")
+def _word(standing: Standing | None) -> str | None:
+    return None if standing is None else standing.words.replace(" ", "-")
+
+
+def _picked(picked: Picked | None) -> dict[str, Any] | None:
+    if picked is None:
+        return None
+    return {
+        "similarity": picked.similarity,
+        "line_up": picked.size,
+        "count": picked.count,
+        "n": picked.n,
+        "first": _interval(picked.first),
+        "first_5_percent": _interval(picked.near),
+        "chance": picked.chance,
+        "p_first": picked.p_first,
+        "p_ranks": picked.p_ranks,
+        "similarities_tried": picked.tried,
+        "significant": picked.significant,
+    }
+
+
+def _victims(victims: Victims | None) -> dict[str, Any] | None:
+    if victims is None:
+        return None
+    return {
+        "count": victims.count,
+        "n": victims.n,
+        "best_psnr": victims.best_psnr,
+        "level": _word(victims.level),
+        "shares": {_word(level): _interval(share) for level, share in victims.shares.items()},
+    }
+
+
+def _ideal(ideal: Ideal | None) -> dict[str, Any] | None:
+    if ideal is None:
+        return None
+    return {
+        "psnr_db": ideal.psnr_db,
+        "best_db": ideal.best_db,
+        "prior_db": ideal.prior_db,
+        "gain_db": ideal.gain_db,
+        "low": ideal.is_low,
+        "level": _word(ideal.level),
+        "reason": ideal.reason,
+        "targets": [reading.model_dump() for reading in ideal.records],
+    }
 
 
 def _interval(interval: Interval | None) -> dict[str, float | int | None] | None:

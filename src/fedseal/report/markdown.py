@@ -5,10 +5,11 @@ from __future__ import annotations
 from fedseal.audit.run import Run
 from fedseal.audit.verdict import Cell
 from fedseal.metrics.intervals import Interval
+from fedseal.report.words import ideal_words, label_words, picked_share
 
 _HEAD = (
     "| attack | defence | attacker | PSNR (dB) | SSIM | LPIPS | attacker-best (dB) | best image (dB) | labels | "
-    "over chance (dB) | n | s per batch | risk |\n" + "|---" * 13 + "|\n"
+    "over chance (dB) | picked out | ideal (dB) | n | s per batch | risk | decided by |\n" + "|---" * 16 + "|\n"
 )
 
 
@@ -43,16 +44,16 @@ def _chance(cells: list[Cell]) -> str:
 def _row(cell: Cell) -> str:
     who = "aware" if cell.aware else "naive"
     head = f"| {cell.attack} | {cell.defence} | {who} |"
-    if cell.psnr is None or cell.level is None:
+    if cell.psnr is None or cell.standing is None:
         why = cell.refused.message if cell.refused else f"{len(cell.failed)} trials failed"
-        return f"{head} {'not applicable: ' if cell.refused else ''}{why} |" + " |" * 9
+        return f"{head} {'not applicable: ' if cell.refused else ''}{why} |" + " |" * 12
     done = cell.succeeded
-    labels = [r.label_accuracy for r in done if r.label_accuracy is not None]
     seconds = sum(r.seconds for r in done) / len(done)
     return (
         f"{head} {_interval(cell.psnr)} | {_interval(cell.ssim, 2)} | {_interval(cell.lpips, 2)} | "
-        f"{_interval(cell.best_psnr)} | {cell.max_psnr:.1f} | {sum(labels) / len(labels):.0%} | "
-        f"{_interval(cell.excess)} | {len(done)} | {seconds:.1f} | {cell.level.words} |"
+        f"{_interval(cell.best_psnr)} | {cell.max_psnr:.1f} | {label_words(cell.labels)} | "
+        f"{_interval(cell.excess)} | {picked_share(cell.picked)} | {ideal_words(cell.ideal)} | {len(done)} | "
+        f"{seconds:.1f} | {cell.standing.words} | {cell.decided or '–'} |"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedseal.audit.verdict import Cell, RiskLevel, Row, Verdict
+from fedseal.audit.verdict import Cell, Row, Standing, Verdict
 from fedseal.store.records import TrialRecord
 
 
@@ -35,9 +35,9 @@ class Square:
         return worst_cell(self.cells)
 
     @property
-    def level(self) -> RiskLevel | None:
-        """The risk of the worst cell."""
-        return self.worst.level if self.worst else None
+    def standing(self) -> Standing | None:
+        """The level of the worst cell, or the state that has none."""
+        return self.worst.standing if self.worst else None
 
     @property
     def refusals(self) -> tuple[TrialRecord, ...]:
@@ -95,15 +95,5 @@ def matrices(verdict: Verdict) -> tuple[Matrix, ...]:
 
 
 def worst_cell(cells: Iterable[Cell]) -> Cell | None:
-    """Return the judged cell of the highest level, and of the highest PSNR within it."""
-    return max((cell for cell in cells if cell.psnr is not None), key=_severity, default=None)
-
-
-def mildest_cell(cells: Iterable[Cell]) -> Cell | None:
-    """Return the judged cell of the lowest level, and of the lowest PSNR within it."""
-    return min((cell for cell in cells if cell.psnr is not None), key=_severity, default=None)
-
-
-def _severity(cell: Cell) -> tuple[int, float]:
-    assert cell.psnr is not None
-    return int(cell.level or 0), cell.psnr.mean
+    """Return the cell with the worst news, and of the highest PSNR within it."""
+    return max((cell for cell in cells if cell.psnr is not None), key=lambda cell: cell.severity, default=None)

@@ -7,20 +7,25 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell, RiskLevel
+from fedseal.audit.sentences import picked_words
+from fedseal.audit.verdict import Cell, Row, Standing
 from fedseal.report.charts import baseline_name
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
-from fedseal.report.words import decibel, half_width, number, plural, printable
+from fedseal.report.words import decibel, half_width, ideal_words, label_words, number, plural, printable
 
 ATTACKS_PER_TABLE = 3
 """Columns that fit beside the defences in 80 characters; more attacks take more tables."""
 
-STYLES: dict[RiskLevel | None, str] = {
+STYLES: dict[Standing | None, str] = {
     RiskLevel.LOW: "green",
     RiskLevel.MEDIUM: "yellow",
     RiskLevel.HIGH: "dark_orange",
     RiskLevel.VERY_HIGH: "bold red",
+    State.NOT_SHOWN: "magenta",
+    State.NO_POWER: "blue",
+    State.TOO_FEW: "cyan",
     None: "dim",
 }
 
@@ -59,8 +64,9 @@ def _square(square: Square) -> Text:
             return Text(f"{len(square.failed)} failed", style="red")
         return Text("not applicable" if square.refusals else "not run", style="dim")
     lines = [_line(cell) for cell in square.cells]
-    level = square.worst.level
-    lines.append(Text(level.words if level is not None else "not judged", style=STYLES[level]))
+    worst = square.worst
+    words = worst.standing.words if worst.standing is not None else "not judged"
+    lines.append(Text(words + (f", {worst.decided}" if worst.decided else ""), style=STYLES[worst.standing]))
     if square.failed:
         lines.append(Text(f"{len(square.failed)} failed", style="red"))
     return Text("\n").join(lines)
@@ -70,7 +76,7 @@ def _line(cell: Cell) -> Text:
     kind = "aware" if cell.aware else "naive"
     if cell.psnr is None:
         return Text(f"{kind} {'failed' if cell.failed else 'n/a'}", style="dim")
-    return Text(f"{kind} {decibel(cell.psnr.mean)}{half_width(cell.psnr)}", style=STYLES[cell.level])
+    return Text(f"{kind} {decibel(cell.psnr.mean)}{half_width(cell.psnr)}", style=STYLES[cell.standing])
 
 
 def _remarks(matrix: Matrix) -> list[Text]:
@@ -78,13 +84,33 @@ def _remarks(matrix: Matrix) -> list[Text]:
     worst = worst_cell(cell for row in matrix.rows for cell in row.cells)
     if worst is not None and worst.baseline is not None:
         guess = f"{printable(baseline_name(worst.baseline))}, {number(worst.baseline_psnr)} dB"
-        remarks.append(Text(f"Mean PSNR in dB ± half of its 95 % interval. Best guess without the update: {guess}."))
+        remarks.append(Text(f"Mean PSNR in dB ± half of its 95 % interval. Best attainable guess: {guess}."))
+    for row in matrix.rows:
+        remarks.extend(_readings(row))
     for square in matrix.squares:
         for record in square.refusals:
             remarks.append(_remark(square, f"not applicable: {record.message}"))
         if square.failed:
             remarks.append(_remark(square, f"{plural(len(square.failed), 'trial')} failed: {square.failed[0].message}"))
     return remarks
+
+
+def _readings(row: Row) -> list[Text]:
+    """Return the other readings of a defence, in a line: line-ups, labels, what the update holds, what is proven."""
+    cell = row.worst
+    if cell is None:
+        return []
+    parts = [picked_words(cell)] if cell.picked is not None else []
+    if cell.labels is not None:
+        parts.append(f"labels {label_words(cell.labels)}")
+    if cell.victims is not None and cell.victims.count:
+        parts.append(f"{cell.victims.count} of {cell.victims.n} images beyond chance")
+    parts.append(f"ideal {ideal_words(row.ideal)}")
+    if row.proven is not None:
+        parts.append(row.proven.sentence())
+    if cell.attack_failed:
+        parts.append("the attack did far worse than a guess: it failed")
+    return [Text(printable(f"{row.defence}: {'; '.join(parts)}."), style=STYLES[row.standing])]
 
 
 def _remark(square: Square, text: str) -> Text:

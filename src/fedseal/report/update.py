@@ -21,7 +21,7 @@ from fedseal.report.charts import baseline_name
 from fedseal.report.html import template_environment
 from fedseal.report.png import data_uri, encode_png
 from fedseal.report.terminal import STYLES
-from fedseal.report.words import decibel, number, plural, printable, significant
+from fedseal.report.words import decibel, number, plural, printable, significant, slug
 from fedseal.updates.audit import AGREE_DB, EXPLAINED, Attempt, UpdateAudit
 
 SCHEMA = "fedseal/update-report"
@@ -100,6 +100,7 @@ def render_update_json(audit: UpdateAudit) -> str:
         "seed": audit.seed,
         "sentence": audit.sentence(),
         "level": None if audit.level is None else audit.level.words.replace(" ", "-"),
+        "state": slug(audit.standing),
         "attempts": [_attempt(attempt) for attempt in audit.attempts],
         "knowledge": audit.case.observation.knowledge.ledger(),
         "findings": [finding.model_dump(mode="json") for finding in audit.case.findings],
@@ -190,11 +191,11 @@ def _scored_cells(attempt: Attempt) -> list[Text]:
     assert attempt.scores is not None
     assert attempt.baselines is not None
     name, guess = max(((n, fmean(v)) for n, v in attempt.baselines.items()), key=lambda pair: pair[1])
-    level = attempt.level
+    standing = attempt.standing
     return [
-        Text(decibel(attempt.scores.mean_psnr), style=STYLES[level]),
+        Text(decibel(attempt.scores.mean_psnr), style=STYLES[standing]),
         Text(f"{number(guess)} ({baseline_name(name)})"),
-        Text("not judged" if level is None else level.words, style=STYLES[level]),
+        Text("not judged" if standing is None else standing.words, style=STYLES[standing]),
     ]
 
 

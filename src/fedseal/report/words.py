@@ -7,9 +7,12 @@ import re
 
 from markupsafe import Markup, escape
 
-from fedseal.audit.verdict import Cell, RiskLevel
+from fedseal.audit.evidence import Labels
+from fedseal.audit.levels import RiskLevel
+from fedseal.audit.verdict import Cell, Ideal, Standing
 from fedseal.metrics.image import PSNR_CAP_DB
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.picked import Picked
 
 ABSENT = "–"
 """Stands where a figure does not apply."""
@@ -114,9 +117,38 @@ def cell_name(cell: Cell) -> str:
     return f"{cell.attack}, {attacker(cell.aware)} attacker"
 
 
-def slug(level: RiskLevel | None) -> str:
-    """Return a level as options and CSS classes spell it."""
-    return "unjudged" if level is None else level.words.replace(" ", "-")
+def slug(standing: Standing | None) -> str:
+    """Return a level or state as options and CSS classes spell it."""
+    return "unjudged" if standing is None else standing.words.replace(" ", "-")
+
+
+def risk(standing: Standing | None) -> str:
+    """Return a level as `high risk`, a state as it is; `not judged` where nothing ran."""
+    if standing is None:
+        return "not judged"
+    return f"{standing.words} risk" if isinstance(standing, RiskLevel) else standing.words
+
+
+def ideal_words(ideal: Ideal | None) -> str:
+    """Return an ideal reading as `19.0 dB (prior 12.0)`, or why there is none."""
+    if ideal is None:
+        return "not computed"
+    if ideal.psnr_db is None:
+        return "cannot be computed"
+    prior = "" if ideal.prior_db is None else f" (prior {number(ideal.prior_db)})"
+    return f"{decibel(ideal.psnr_db)} dB{prior}"
+
+
+def picked_share(picked: Picked | None) -> str:
+    """Return a line-up's reading as `7 of 8 of 200`-style words; a dash where strangers were too few."""
+    return ABSENT if picked is None else f"{picked.count} of {picked.n}, N = {picked.size}"
+
+
+def label_words(labels: Labels | None) -> str:
+    """Return a label reading as `100 % (guess 10 %)`; `given` where there was nothing to recover."""
+    if labels is None:
+        return "given"
+    return f"{percentage(labels.accuracy.mean)} (guess {percentage(labels.chance)})"
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import RiskLevel
 from fedseal.core.files import PathText, write_atomically
 from fedseal.report.html import render_html
 from fedseal.report.junit import render_junit
@@ -13,7 +13,7 @@ from fedseal.report.machine import render_json
 
 
 def write_reports(
-    run: Run, directory: PathText, *, redact: bool = False, fail_on: RiskLevel | None = None
+    run: Run, directory: PathText, *, redact: bool = False, fail_on: RiskLevel | None = None, strict: bool = False
 ) -> dict[str, Path]:
     """Write `report.html`, `report.json` and `junit.xml` into `directory`, each whole or not at all.
 
@@ -22,6 +22,7 @@ def write_reports(
         directory: where to; made if missing.
         redact: leave images out of the HTML; the other files hold none.
         fail_on: level from which a cell counts as failed in the JUnit file.
+        strict: whether what is not settled counts as failed too, unless the update is known to hold less.
 
     Returns:
         The paths by kind: `html`, `json` and `junit`.
@@ -36,7 +37,7 @@ def write_reports(
     contents = {
         "html": ("report.html", render_html(run, redact=redact)),
         "json": ("report.json", render_json(run)),
-        "junit": ("junit.xml", render_junit(run, fail_on)),
+        "junit": ("junit.xml", render_junit(run, fail_on, strict=strict)),
     }
     paths = {kind: Path(directory) / name for kind, (name, _) in contents.items()}
     for kind, (_, content) in contents.items():

@@ -17,7 +17,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.audit.verdict import RiskLevel, level_of
+from fedseal.audit.evidence import ORACLE_MARGIN_DB
+from fedseal.audit.levels import RiskLevel, State, level_of
+from fedseal.audit.verdict import Standing
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence
@@ -26,7 +28,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import client_round
-from fedseal.metrics.baselines import ROUNDING, chance_baselines, flat, noise
+from fedseal.metrics.baselines import ROUNDING, attainable, chance_baselines, flat, noise, winsorised
 from fedseal.metrics.gradient import relative_distance
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips
@@ -55,7 +57,7 @@ class Attempt:
         agreement: mean PSNR in dB between the starts' images; None with a single start.
         scores: against the originals, where they are known.
         baselines: PSNR in dB of guesses made without the update, per original.
-        level: risk, where there are originals.
+        level: risk of what was found; None without originals, and where no leak was.
     """
 
     attack: str
@@ -67,6 +69,11 @@ class Attempt:
     scores: Scores | None = None
     baselines: dict[str, tuple[float, ...]] | None = None
     level: RiskLevel | None = None
+
+    @property
+    def standing(self) -> Standing | None:
+        """The level, or that nothing was shown: one update without a leak does not make a low risk."""
+        return self.level if self.level is not None or self.scores is None else State.NOT_SHOWN
 
     @property
     def explained(self) -> bool:
@@ -113,19 +120,24 @@ class UpdateAudit:
 
     @property
     def level(self) -> RiskLevel | None:
-        """The worst risk; None without originals."""
+        """The worst risk; None without originals, and where no attack found anything."""
         return max((attempt.level for attempt in self.attempts if attempt.level is not None), default=None)
+
+    @property
+    def standing(self) -> Standing | None:
+        """The worst level, or that nothing was shown; None without originals."""
+        return self.level if self.level is not None else self.worst.standing
 
     def sentence(self) -> str:
         """Return the result in a sentence."""
         worst = self.worst
         images = len(worst.best.images)
         what = "the image" if images == 1 else f"the {images} images"
-        if worst.scores is not None and worst.level is not None:
-            return (
-                f"{worst.attack} rebuilt {what} behind this update to {worst.scores.mean_psnr:.1f} dB PSNR: "
-                f"the risk is {worst.level.words}."
+        if worst.scores is not None:
+            risk = (
+                "no leak is shown, nor that there is none" if self.level is None else f"the risk is {self.level.words}"
             )
+            return f"{worst.attack} rebuilt {what} behind this update to {worst.scores.mean_psnr:.1f} dB PSNR: {risk}."
         words = {
             "high": f"{worst.attack} rebuilt {what} behind this update, and can be sure of it without the original.",
             "medium": f"{worst.attack} rebuilt something from this update; it cannot be sure that it is {what}.",
@@ -241,7 +253,6 @@ def _scored(attempt: Attempt, case: UpdateCase, public: Batch | None, lpips: Lpi
             "flat": psnr(truth, flat(truth), data_range=IMAGE_RANGE),
         }
     baselines = {name: tuple(values.tolist()) for name, values in chance.items()}
-    excess = scores.mean_psnr - max(fmean(values) for values in baselines.values())
     return Attempt(
         attempt.attack,
         attempt.best,
@@ -251,8 +262,20 @@ def _scored(attempt: Attempt, case: UpdateCase, public: Batch | None, lpips: Lpi
         attempt.agreement,
         scores,
         baselines,
-        level_of(scores.mean_psnr, excess),
+        _level(scores, baselines),
     )
+
+
+def _level(scores: Scores, baselines: dict[str, tuple[float, ...]]) -> RiskLevel | None:
+    """Return the level of the mean, if it beats the guesses one can make, or of single images beyond every guess."""
+    able = attainable(baselines, labels_right=scores.label_accuracy == 1.0)
+    if "mean_image" not in able:  # without public data nobody knows the prior: a flat picture stands for it
+        able = tuple(baselines)
+    beaten = all(fmean(scores.psnr) > fmean(winsorised(baselines[name])) for name in able)
+    limits = [max(values) + ORACLE_MARGIN_DB for values in zip(*baselines.values(), strict=True)]
+    victims = [value for value, limit in zip(scores.psnr, limits, strict=True) if value > min(limit, 99.0)]
+    level = level_of(max([scores.mean_psnr if beaten else 0.0, *victims]))
+    return None if level is RiskLevel.LOW else level
 
 
 def _others(public: Batch, originals: Tensor) -> Batch:

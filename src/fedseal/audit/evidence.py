@@ -1,0 +1,164 @@
+"""What the trials of one cell show: scores against guesses, the worst victim, line-ups and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel, level_of
+from fedseal.metrics.baselines import ATTAINABLE, WINSOR_DB, attainable, winsorised
+from fedseal.metrics.intervals import FEWEST, Interval, clustered_share, nested_mean
+from fedseal.metrics.picked import Picked, Placed, picked
+from fedseal.store.records import TrialRecord
+
+VICTIM_MARGIN_DB = 1.0
+"""How far above every stranger an image must lie to be a victim. Without a leak an original is as likely as a stranger
+to be the closest of all, so that any of n originals beats all n (N - 1) strangers has probability 1/N at most."""
+
+ORACLE_MARGIN_DB = 3.0
+"""How far above every guess, also those that look at the original, where strangers are too few to compare with."""
+
+FAILED_DB = 3.0
+"""An attack this far below a guess, all of its interval, has failed: that is no sign of safety."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What guessing gives: the strongest guess an attacker can make, its mean PSNR, and the excess over it.
+
+    Attributes:
+        name: of the baseline.
+        psnr: its mean over the same images.
+        excess: mean paired difference to it, with its interval; scores above 40 dB are taken as 40, and images that the
+            guess rebuilds as well as that are left out: blank or public ones cannot be leaked.
+    """
+
+    name: str
+    psnr: float
+    excess: Interval
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the attack is reliably better."""
+        return self.excess.low is not None and self.excess.low > 0
+
+    @property
+    def attack_failed(self) -> bool:
+        """Whether the attack is reliably and by far worse than doing nothing."""
+        return self.excess.high is not None and self.excess.high < -FAILED_DB
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Single images that were recovered, whatever the mean says.
+
+    Attributes:
+        count: images above every stranger of the cell by `VICTIM_MARGIN_DB`.
+        n: images attacked.
+        best_psnr: of the best recovered image, victim or not.
+        level: of the best recovered victim; None if there is none.
+        shares: by level, the share of images at or above it, with its interval.
+    """
+
+    count: int
+    n: int
+    best_psnr: float
+    level: RiskLevel | None
+    shares: dict[RiskLevel, Interval]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How well labels are recovered.
+
+    Attributes:
+        accuracy: share of labels right, with its interval.
+        chance: accuracy expected of a guess by public class frequencies.
+    """
+
+    accuracy: Interval
+    chance: float
+
+    @property
+    def leaked(self) -> bool:
+        """Whether labels are reliably better recovered than guessed, over at least four batches."""
+        return self.accuracy.low is not None and self.accuracy.low > self.chance
+
+
+def by_seed(records: Sequence[TrialRecord], values: Iterable[Sequence[float]], seed: int) -> Interval:
+    """Return the mean over trials: images of one batch are not independent, nor are batches of one set of weights."""
+    groups: dict[int, list[float]] = {}
+    for record, part in zip(records, values, strict=True):
+        groups.setdefault(record.weight_seed, []).append(fmean(part))
+    return nested_mean(list(groups.values()), seed=seed)
+
+
+def against_chance(done: Sequence[TrialRecord], seed: int) -> Chance | None:
+    """Compare scores with the strongest guess an attacker can make; None where no guess is known."""
+    guesses = {name: [_guess(r, name) for r in done] for name in ATTAINABLE if all(name in r.baselines for r in done)}
+    if not guesses:
+        return None
+    strongest = max(guesses, key=lambda name: fmean(fmean(part) for part in guesses[name]))
+    chance = guesses[strongest]
+    pairs = [
+        [p - c for p, c in zip(winsorised(r.psnr), part, strict=True) if c < WINSOR_DB]
+        for r, part in zip(done, chance, strict=True)
+    ]
+    telling = [(record, part) for record, part in zip(done, pairs, strict=True) if part]
+    if not telling:
+        return None
+    excess = by_seed([record for record, _ in telling], [part for _, part in telling], seed)
+    return Chance(strongest, fmean(fmean(part) for part in chance), excess)
+
+
+def _guess(record: TrialRecord, name: str) -> list[float]:
+    """Return a guess's scores; an attacker without the right labels guesses the mean of all classes instead."""
+    able = attainable(record.baselines, labels_right=record.label_accuracy == 1.0)
+    return winsorised(record.baselines[name if name in able else "mean_image"])
+
+
+def worst_victims(done: Sequence[TrialRecord]) -> Victims:
+    """Look for single images that no chance explains."""
+    compared = all(record.stranger_psnr for record in done)
+    ceiling = max((value for r in done for value in r.stranger_psnr), default=0.0) + VICTIM_MARGIN_DB
+    hits: list[float] = []
+    for record in done:
+        best = record.psnr_best or record.psnr
+        for index, value in enumerate(best):
+            oracle = max((scores[index] for scores in record.baselines.values()), default=0.0) + ORACLE_MARGIN_DB
+            if value > (ceiling if compared else min(oracle, 99.0)):
+                hits.append(value)
+    images = [value for record in done for value in record.psnr]
+    level = level_of(max(hits)) if hits else None
+    return Victims(
+        len(hits),
+        len(images),
+        max(images),
+        None if level is RiskLevel.LOW else level,
+        {level: clustered_share([[float(v >= db) for v in r.psnr] for r in done]) for level, db in THRESHOLDS_DB},
+    )
+
+
+def singled_out(done: Sequence[TrialRecord]) -> Picked | None:
+    """Read the line-ups; None where strangers were too few in any trial."""
+    if not done or any(not record.ranks for record in done):
+        return None
+    names = [name for name in done[0].ranks if all(name in record.ranks for record in done)]
+    return picked({name: [_places(record, name) for record in done] for name in names})
+
+
+def _places(record: TrialRecord, name: str) -> list[Placed]:
+    return [Placed(*place) for place in zip(record.ranks[name], record.line_up, record.twins, strict=True)]
+
+
+def recovered_labels(done: Sequence[TrialRecord]) -> Labels | None:
+    """Read the labels; None where the attacker was given them, or nobody looked."""
+    known = [(r.label_accuracy, r.label_chance, len(r.psnr)) for r in done]
+    pairs = [(accuracy, chance, n) for accuracy, chance, n in known if accuracy is not None and chance is not None]
+    if len(pairs) < len(known) or not pairs:
+        return None
+    share = clustered_share([[1.0] * round(a * n) + [0.0] * (n - round(a * n)) for a, _, n in pairs])
+    if len(pairs) < FEWEST:
+        share = Interval(share.mean, None, None, share.n)
+    return Labels(share, fmean(chance for _, chance, _ in pairs))
