@@ -80,7 +80,7 @@ def test_few_strangers_and_few_targets_are_said(values: dict[str, Any], expected
 
 def test_strangers_are_nobodys_target_and_not_public():
     setup = setup_of()
-    assert len(setup.strangers) == 66
+    assert len(setup.strangers) == 53  # of 70 private images a quarter is kept for targets
     seen = torch.cat(
         [setup.public.images, *(b.images for t in range(4) for b in setup.batches(t, setup.shape(Defence())))]
     )

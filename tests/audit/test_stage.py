@@ -186,8 +186,8 @@ def test_another_stage_is_another_trial() -> None:
     [
         ({"targets": 5}, "round 3 has 4 clients, too few for target 4 of 1"),
         ({"stage": {"clients_per_round": 1}}, "round 3 has 1 clients, too few"),
-        ({"client": {"batch_size": 40}}, "has a batch of 35 images in round 3, not of 40"),
-        ({"client": {"batch_size": 20, "local_steps": 2}}, "has a batch of 15 images in round 3, not of 20"),
+        ({"client": {"batch_size": 40}}, "has a batch of 18 images in round 3, not of 40"),
+        ({"client": {"batch_size": 20, "local_steps": 2}}, "has a batch of 18 images in round 3, not of 20"),
     ],
 )
 def test_what_the_round_cannot_give_is_said(values: dict[str, Any], says: str) -> None:

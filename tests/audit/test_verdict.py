@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.levels import RiskLevel, State, level_of
-from fedseal.audit.verdict import Cell, cell_fails, judge
+from fedseal.audit.verdict import cell_fails, judge
 from fedseal.core.errors import UsageError
 from fedseal.information.proven import ProvenReading
 from fedseal.store.readings import ReadingRecord

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from fedseal.audit.cells import Cell, Decider, Row, row_severity
 from fedseal.audit.levels import STATE_WORDS, State
-from fedseal.audit.verdict import Cell, Decider, Row, Verdict, row_severity
 
 DECIDER_WORDS: dict[Decider, str] = {
     "found": "by what an attack found",
@@ -19,12 +21,12 @@ DECIDER_WORDS: dict[Decider, str] = {
 _LEADS = {State.LOW: "The safest defence audited is", State.LEAK: "Of the defences audited the mildest is"}
 
 
-def verdict_sentence(verdict: Verdict) -> str:
+def verdict_sentence(judged: Sequence[Row]) -> str:
     """Return the verdict in plain sentences: undefended first, then the best news about a defence."""
-    if not verdict.judged:
+    if not judged:
         return "Nothing could be judged: no trial succeeded."
     worst: dict[str, Row] = {}  # a defence is as good as in the scenario where it does worst
-    for row in verdict.judged:
+    for row in judged:
         worst[row.defence] = max(worst.get(row.defence, row), row, key=row_severity)
     bare = worst.pop("none", None)
     parts = [] if bare is None else [f"Undefended, this federation's risk is {finding(bare)}."]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from fedseal.audit.cells import Cell, Row
 from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel
-from fedseal.audit.verdict import Cell, Row
 from fedseal.metrics.baselines import BASELINE_WORDS, ORACLES
 from fedseal.report.matrix import Matrix, Square
 from fedseal.store.records import TrialRecord

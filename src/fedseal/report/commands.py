@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.verdict import Cell
 
 
 def scenario_file(name: str) -> str:

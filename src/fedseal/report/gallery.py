@@ -11,8 +11,8 @@ from typing import Literal
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell
 from fedseal.report.png import data_uri
 from fedseal.store.records import TrialRecord
 

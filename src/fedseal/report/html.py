@@ -13,10 +13,11 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedseal._version import VERSION
+from fedseal.audit.cells import Row, row_severity
 from fedseal.audit.levels import STATE_WORDS, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
-from fedseal.audit.verdict import Row, Verdict, row_severity
+from fedseal.audit.verdict import Verdict
 from fedseal.report import words
 from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
 from fedseal.report.commands import cell_command, scenario_file

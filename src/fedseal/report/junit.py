@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.levels import STATE_WORDS, RiskLevel
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
-from fedseal.audit.verdict import Cell, cell_fails
+from fedseal.audit.verdict import cell_fails
 from fedseal.report.commands import cell_command
 from fedseal.report.matrix import matrices
 from fedseal.report.words import attacker, ideal_words, label_words, number, plural, printable, span

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fedseal._version import VERSION
+from fedseal.audit.cells import Cell, Ideal, Row, Standing
 from fedseal.audit.evidence import Victims
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell, Ideal, Row, Standing
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked
 from fedseal.report.commands import cell_command

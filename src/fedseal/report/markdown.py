@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell
 from fedseal.metrics.intervals import Interval
 from fedseal.report.words import ideal_words, label_words, picked_share
 

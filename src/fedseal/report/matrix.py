@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedseal.audit.verdict import Cell, Row, Standing, Verdict
+from fedseal.audit.cells import Cell, Row, Standing
+from fedseal.audit.verdict import Verdict
 from fedseal.store.records import TrialRecord
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell
 from fedseal.report.matrix import Matrix, Square, matrices
 
 

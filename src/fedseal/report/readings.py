@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedseal.audit.cells import Cell, Ideal, Row
 from fedseal.audit.run import Run
-from fedseal.audit.verdict import Cell, Ideal, Row
 from fedseal.report.charts import Axis
 from fedseal.report.matrix import Matrix
 from fedseal.report.png import data_uri

@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedseal.audit.cells import Cell, Row, Standing
 from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import picked_words
-from fedseal.audit.verdict import Cell, Row, Standing
 from fedseal.report.charts import baseline_name
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
 from fedseal.report.words import decibel, half_width, ideal_words, label_words, number, plural, printable

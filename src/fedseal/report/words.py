@@ -7,9 +7,9 @@ import re
 
 from markupsafe import Markup, escape
 
+from fedseal.audit.cells import Cell, Ideal, Standing
 from fedseal.audit.evidence import Labels
 from fedseal.audit.levels import RiskLevel
-from fedseal.audit.verdict import Cell, Ideal, Standing
 from fedseal.metrics.image import PSNR_CAP_DB
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked

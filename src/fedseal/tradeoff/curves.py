@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
-from fedseal.audit.verdict import Cell, Row, judge
+from fedseal.audit.verdict import judge
 from fedseal.core.errors import InputError
 from fedseal.core.files import PathText, write_atomically
 from fedseal.core.watcher import Watcher

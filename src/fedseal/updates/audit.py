@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from fedseal.audit.cells import Standing
 from fedseal.audit.evidence import ORACLE_MARGIN_DB
 from fedseal.audit.levels import RiskLevel, State, level_of
-from fedseal.audit.verdict import Standing
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence
