@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class KernelDecoder:
         weights = torch.exp(self.choice.width * (similar - 1))
         return (self.mean + weights @ self.coefficients)[: len(sketches)]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and plain values that `restore` takes."""
         tensors = {key: getattr(self, key) for key in ("deviations", "known", "coefficients", "mean")}
         choice = self.choice
@@ -94,11 +94,11 @@ class KernelDecoder:
         return tensors, {**plain, "lengths": list(self.lengths), "held_back_db": self.held_back_db}
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> KernelDecoder:
+    def restore(cls, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> KernelDecoder:
         """Return what `state` described."""
         values = dict(plain)
-        choice = Choice(values["scaling"], values["width"], values["ridge"])  # type: ignore[arg-type]
-        return cls(choice, tuple(values["lengths"]), **tensors, held_back_db=values["held_back_db"])  # type: ignore[arg-type]
+        choice = Choice(values["scaling"], values["width"], values["ridge"])
+        return cls(choice, tuple(values["lengths"]), **tensors, held_back_db=values["held_back_db"])
 
 
 def scaled(sketches: Tensor, scaling: Scaling, lengths: tuple[int, ...], deviations: Tensor) -> Tensor:

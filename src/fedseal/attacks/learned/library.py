@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import save
@@ -20,12 +20,12 @@ from fedseal.core.sources import code_digest
 from fedseal.data.places import cache_directory
 from fedseal.federation.tensor_file import read_tensors
 
-State: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, object]]
+State: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 """Tensors and plain values."""
 
 _HEADER = "fedseal"
 _MOST_BYTES = 4 << 30
-_IN_MEMORY = 2
+_IN_MEMORY = 4
 _recent: OrderedDict[str, State] = OrderedDict()
 
 

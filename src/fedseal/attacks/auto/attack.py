@@ -1,0 +1,190 @@
+"""`auto`: what AutoAttack (Croce and Hein, ICML 2020) is to robustness; nothing to set but what it may spend.
+
+Threat model: passive server.
+Attacks in closed form where the structure allows, looking updates up, the learned inversion, and a search whose
+settings win a race on shadow targets (`race`). Which answer is given is decided by the attacker's own expectation of
+its PSNR, learned on shadows from how well answers explain updates; without public images there are no shadows, and the
+best explanation is given. The truth is never looked at. Work on shadows is done once per model, defence, public data
+and budget, and kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar, TypeAlias
+
+from torch import Tensor
+
+from fedseal.attacks.auto.members import CLOSED, MEMBERS, SEARCHES, family_of
+from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race
+from fedseal.attacks.auto.spending import iterations_for, parse_budget
+from fedseal.attacks.explaining import Mismatch
+from fedseal.attacks.learned.library import State, kept, lesson_identity
+from fedseal.attacks.shadow.study import tuned_specs
+from fedseal.attacks.shadow.targets import play_shadows, split_public
+from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.batch import Batch
+from fedseal.core.errors import TrialError
+from fedseal.core.knowledge import Rehearse
+from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.core.registry import Info
+from fedseal.core.sources import code_digest
+
+Parted: TypeAlias = tuple[Batch, Batch]
+"""The public images that become shadows, and the rest."""
+
+_SHADOWS = 4
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who answers the targets, and what to expect of each; nothing where there were no shadows."""
+
+    members: tuple[Member, ...]
+    trust: Mapping[Member, Trust]
+
+
+@ATTACKS.register(
+    "auto",
+    Info(
+        "everything a passive server can try, tuned on updates of its own, the best by its own expectation",
+        threat="passive",
+        needs=("batch_size",),
+    ),
+)
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """All members, the best answer.
+
+    Attributes:
+        budget: of the search, per target: iterations, as `600`, or a time, as `90s` or `10m`, which a model of cost
+            turns into iterations; a scenario's `iterations` go before it.
+    """
+
+    members: ClassVar[tuple[str, ...]] = MEMBERS
+
+    budget: str = "600"
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that is none."""
+        parse_budget(self.budget)
+
+    def run_many(
+        self,
+        observations: Sequence[Observation],
+        budget: Budget,
+        seeds: Sequence[int],
+        listener: Listener | None = None,
+    ) -> list[Reconstruction]:
+        """Prepare on shadows, unless that was done before, let every member answer, and give the best answers."""
+        started = time.perf_counter()
+        for observation in observations:
+            self.check(observation)
+        first = observations[0]
+        spent = Budget(budget.iterations or iterations_for(self.budget, first), budget.restarts)
+        parted = None if _is_personal(first) else split_public(first, _SHADOWS, _SEED)
+        plan = _unprepared(first) if parted is None else self._prepared(first, parted, spent)
+        if parted is not None:
+            observations = [_with_public(observation, parted[1]) for observation in observations]
+        found: list[list[tuple[Member, Reconstruction, float]]] = [[] for _ in observations]
+        mismatches = [Mismatch(observation) for observation in observations]
+        for number, member in enumerate(plan.members):
+            heard = _Part(listener, number, len(plan.members)) if listener is not None else None
+            for place, answer in enumerate(attempt(member, observations, spent, seeds, heard)):
+                if answer is not None:
+                    explained = mismatches[place](answer.images, answer.labels)
+                    found[place].append((member, answer, explained))
+        seconds = (time.perf_counter() - started) / len(observations)
+        return [_best(answers, plan.trust, seconds) for answers in found]
+
+    def _prepared(self, observation: Observation, parted: Parted, spent: Budget) -> _Plan:
+        """Judge all members on shadows, or find what an earlier run has found."""
+        knowledge = observation.knowledge
+        public, rehearse = knowledge.auxiliary, knowledge.rehearse
+        assert public is not None
+        assert rehearse is not None
+        searches = _searches(observation, public, rehearse)
+        determined_by = {
+            "attack": "auto",
+            "spent": asdict(spent),
+            "members": [*CLOSED, *searches],
+            "code": [code_digest(entry.modules, entry=entry.name) for entry in map(ATTACKS.find, [*CLOSED, *searches])],
+            "labels": "given" if knowledge.labels is not None else knowledge.label_rule,
+            "aware": knowledge.defence is not None,
+            "statistics": knowledge.bn_statistics is not None,
+        }
+
+        def learn() -> State:
+            shadows = play_shadows(observation, *parted, _SEED)
+            judged = {member: judge(member, shadows, spent) for member in _closed(observation)}
+            trust = {member: one for member, one in judged.items() if one is not None}
+            trust |= race(shadows, searches, spent.iterations or 1, spent.restarts)
+            return {}, {"trust": [[asdict(member), asdict(one)] for member, one in trust.items()]}
+
+        _, values = kept("auto", lesson_identity(observation.model, public, rehearse, determined_by), learn)
+        trust = {Member(**member): Trust(**one) for member, one in values["trust"]}
+        return _Plan(tuple(trust), trust) if trust else _unprepared(observation)
+
+
+def _searches(observation: Observation, public: Batch, rehearse: Rehearse) -> tuple[str, ...]:
+    """Return the searches to race: those of the network's family, and what was tuned for this very set-up."""
+    known = SEARCHES[family_of(observation.model)]
+    tuned = tuned_specs(observation.model, public, rehearse)
+    return tuple(dict.fromkeys([*tuned, *known]))
+
+
+def _closed(observation: Observation) -> list[Member]:
+    """Return the attacks in closed form, for one who knows the defence also as one who ignores it."""
+    ways = (True, False) if observation.knowledge.defence is not None else (True,)
+    return [Member(spec, aware) for spec in CLOSED for aware in ways]
+
+
+def _unprepared(observation: Observation) -> _Plan:
+    """Return the plan of an attacker without shadows: all that can be tried, and the family's first search."""
+    search = Member(SEARCHES[family_of(observation.model)][0], True)
+    ways = [search] if observation.knowledge.defence is None else [search, Member(search.spec, False)]
+    return _Plan((*_closed(observation), *ways), {})
+
+
+def _best(
+    answers: Sequence[tuple[Member, Reconstruction, float]], trust: Mapping[Member, Trust], seconds: float
+) -> Reconstruction:
+    """Return the answer of which most is expected, or, if nothing can be expected, that which explains most."""
+    if not answers:
+        raise TrialError("no attack in `auto` had an answer.", hint="Try single ones to see why, such as `ig`.")
+
+    def cost(one: tuple[Member, Reconstruction, float]) -> float:
+        member, _, explained = one
+        return -trust[member].expects(explained) if member in trust else explained
+
+    member, answer, explained = min(answers, key=cost)
+    said = f"by {member}, of {len(answers)} answers"
+    if member in trust:
+        said += f"; {trust[member].expects(explained):.1f} dB expected, as on the attacker's own shadow targets"
+    return replace(answer, objective=cost((member, answer, explained)), seconds=seconds, notes=(said, *answer.notes))
+
+
+def _is_personal(observation: Observation) -> bool:
+    """Tell whether what is known of the defence serves this observation only, and no shadow."""
+    view = observation.knowledge.defence
+    return view is not None and view.personal
+
+
+def _with_public(observation: Observation, public: Batch) -> Observation:
+    return replace(observation, knowledge=replace(observation.knowledge, auxiliary=public))
+
+
+class _Part:
+    """Tells a listener of one member's progress as a part of the whole."""
+
+    def __init__(self, listener: Listener, number: int, count: int) -> None:
+        self._listener = listener
+        self._number = number
+        self._count = count
+
+    def __call__(self, done: float, images: Tensor) -> None:
+        self._listener((self._number + done) / self._count, images)

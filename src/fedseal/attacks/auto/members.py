@@ -1,0 +1,61 @@
+"""Who takes part in `auto`: attacks by their names, and the settings raced on shadows.
+
+The settings span what was best on some network in small studies (`fedseal tune-attack`, 400 to 600 iterations, 4 to 8
+shadows each of CIFAR-10 and the embedded digits): networks with sigmoids reveal so much that a prior only blurs, ReLU
+needs a strong one, batch normalisation and attention lie between. The first of a family's is taken where there are no
+public images to race on.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Family: TypeAlias = Literal["smooth", "kinked", "normalised", "attention"]
+"""Sigmoid and tanh; ReLU and the like; batch normalisation, as in ResNets; transformers."""
+
+CLOSED: tuple[str, ...] = ("first-layer", "rgap", "retrieval", "learned")
+"""Attacks that answer without a search, each tried where model and knowledge allow."""
+
+_COSINE = "schedule=cosine"
+SEARCHES: dict[Family, tuple[str, ...]] = {
+    "smooth": (
+        f"ig:tv=0.0001,{_COSINE}",
+        f"ig:tv=0.005,{_COSINE}",
+        f"ig:tv=0.05,{_COSINE}",
+        "idlg",
+    ),
+    "kinked": (
+        f"ig:tv=0.05,{_COSINE}",
+        f"ig:tv=0.01,{_COSINE}",
+        f"ig:tv=0.2,{_COSINE}",
+        f"ig:tv=0.001,{_COSINE}",
+    ),
+    "normalised": (
+        f"ig:tv=0.01,{_COSINE}",
+        f"ig:tv=0.1,{_COSINE}",
+        f"ig:tv=0.001,{_COSINE}",
+        f"ig:tv=0.5,{_COSINE}",
+    ),
+    "attention": (
+        f"ig:tv=0.01,{_COSINE}",
+        f"ig:tv=0.001,{_COSINE}",
+        f"ig:tv=0.1,{_COSINE}",
+        "fedleak:lr=0.05,tv=0.1",
+    ),
+}
+"""Searches by family, the likeliest first."""
+
+MEMBERS: tuple[str, ...] = tuple(dict.fromkeys([*CLOSED, *(spec for specs in SEARCHES.values() for spec in specs)]))
+
+
+def family_of(model: nn.Module) -> Family:
+    """Return what kind of network a model is, by its layers."""
+    kinds = [type(module) for module in model.modules()]
+    if any(issubclass(kind, nn.MultiheadAttention) or "attention" in kind.__name__.lower() for kind in kinds):
+        return "attention"
+    if any(issubclass(kind, _BatchNorm) for kind in kinds):
+        return "normalised"
+    return "smooth" if any(kind in (nn.Sigmoid, nn.Tanh) for kind in kinds) else "kinked"
