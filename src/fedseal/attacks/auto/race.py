@@ -1,9 +1,10 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
-Searches race by successive halving (Jamieson and Talwalkar 2016): all with an eighth of the budget, the better half
-with a quarter, the best with all of it. For an attacker who knows the defence, the better half also runs as if it did
-not know it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well
-its images explain the update, gives an expected score for any answer it will give.
+Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget, the better half
+with half of it, the best with all; never with so little that only the strongest prior can look good. For an attacker who
+knows the defence, the better half also runs as if it did not know it: knowledge that does not help is not used. What
+every member then reaches on the shadows, beside how well its images explain the update, gives an expected score for
+any answer it will give.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 
-_EIGHTH, _QUARTER = 8, 4
+_SHORTEST = 60
 _STEEPEST = 20.0
 """Decibels a tenfold better explanation may be worth, at most: as much as an exact solution's error shrinks by."""
 _LEAST = 1e-12
@@ -114,13 +115,17 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Trust | None:
 def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Trust]:
     """Return the winner among searches with what to expect of it; none if none answers the shadows."""
     defended = shadows.observations[0].knowledge.defence is not None
-    first = _ranked([Member(spec, True) for spec in specs], shadows, iterations // _EIGHTH, restarts)
+    first = _ranked([Member(spec, True) for spec in specs], shadows, _share(iterations, 4), restarts)
     better = list(first)[: max(1, len(first) // 2)]
     if defended:
         better += [Member(member.spec, False) for member in better]
     if len(better) > 1:
-        better = list(_ranked(better, shadows, iterations // _QUARTER, restarts))
+        better = list(_ranked(better, shadows, _share(iterations, 2), restarts))
     return dict(list(_ranked(better[:1], shadows, iterations, restarts).items())[:1])
+
+
+def _share(iterations: int, part: int) -> int:
+    return max(iterations // part, min(iterations, _SHORTEST))
 
 
 def _ranked(

@@ -122,7 +122,8 @@ class RecursiveAttack(Attack):
         iterations = budget.iterations or self._iterations
         rebuilt = [self._rebuild(stages, gradient, head, iterations, report) for head in heads]
         equal = _equally_good(rebuilt)
-        best = min(equal, key=lambda one: _outside(input_normalisation(observation).undo(one.inputs)))
+        shape = observation.knowledge.input_shape
+        best = min(equal, key=lambda one: _outside(input_normalisation(observation).undo(one.inputs.reshape(shape))))
         if not bool(torch.isfinite(best.inputs).all()):
             raise TrialError("R-GAP's linear systems have no finite solution.", hint="The update may be defended.")
         notes = tuple(
@@ -204,4 +205,5 @@ def _label(head: HeadSolution) -> int:
 def _to_image(observation: Observation, inputs: Tensor) -> Tensor:
     like = next(iter(observation.parameters.values()))
     dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
-    return input_normalisation(observation).undo(inputs.to(dtype)).clamp(0, 1)
+    images = inputs.to(dtype).reshape(observation.knowledge.input_shape)  # a model may begin by flattening them
+    return input_normalisation(observation).undo(images).clamp(0, 1)
