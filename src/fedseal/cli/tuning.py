@@ -53,5 +53,6 @@ def tune_attack_command(
             heard=heard,
         )
     for one in found:
-        gain = f"{one.result.untuned:.1f} dB as given, {one.result.quality:.1f} dB tuned, {one.result.trials} settings tried"
-        typer.echo(f"{one.defence}: {one.result.spec} ({gain})")
+        result = one.result
+        gain = f"{result.untuned:.1f} dB as given, {result.quality:.1f} dB tuned, {result.trials} settings tried"
+        typer.echo(f"{one.defence}: {result.spec} ({gain})")

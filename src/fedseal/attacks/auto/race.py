@@ -1,10 +1,10 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
 Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget, the better half
-with half of it, the best with all; never with so little that only the strongest prior can look good. For an attacker who
-knows the defence, the better half also runs as if it did not know it: knowledge that does not help is not used. What
-every member then reaches on the shadows, beside how well its images explain the update, gives an expected score for
-any answer it will give.
+with half of it, the best with all; never with so little that only the strongest prior can look good. For an attacker
+who knows the defence, the better half also runs as if it did not know it: knowledge that does not help is not used.
+What every member then reaches on the shadows, beside how well its images explain the update, gives an expected score
+for any answer it will give.
 """
 
 from __future__ import annotations
