@@ -36,6 +36,7 @@ GENERIC = {
     "defences.pipeline": "builds any defence from its spec",
     "defences.accounting": "privacy accounting, which defences and proofs share",
     "attacks.labels": "the registry of label rules",
+    "attacks.shadow": "tunes any attack by its spec",
 }
 """What other packages may import of attacks and defences; everything else there is somebody's method."""
 ALLOWED = {

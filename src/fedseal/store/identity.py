@@ -70,7 +70,8 @@ def entry_part(registry: Registry[Any], spec: str, within: tuple[str, ...] = ())
     inner = (*within, entry.name)
     code_names = _CODE_NAMES.get(registry.kind)
     texts = looked_up(entry.modules, code_names) if code_names else ()
-    built = {text for text in (*options.values(), *texts) if _names_entry(registry, text, inner)}
+    free = [value for key, value in options.items() if entry.parameters[key].annotation is str]
+    built = {text for text in (*free, *texts) if _names_entry(registry, text, inner)}
     return {
         "name": entry.name,
         "options": content_of(options),

@@ -19,30 +19,29 @@ Family: TypeAlias = Literal["smooth", "kinked", "normalised", "attention"]
 CLOSED: tuple[str, ...] = ("first-layer", "rgap", "retrieval", "learned")
 """Attacks that answer without a search, each tried where model and knowledge allow."""
 
-_COSINE = "schedule=cosine"
 SEARCHES: dict[Family, tuple[str, ...]] = {
     "smooth": (
-        f"ig:tv=0.0001,{_COSINE}",
-        f"ig:tv=0.005,{_COSINE}",
-        f"ig:tv=0.05,{_COSINE}",
+        "ig:tv=0.0001,schedule=cosine",
+        "ig:tv=0.005,schedule=cosine",
+        "ig:tv=0.05,schedule=cosine",
         "idlg",
     ),
     "kinked": (
-        f"ig:tv=0.05,{_COSINE}",
-        f"ig:tv=0.01,{_COSINE}",
-        f"ig:tv=0.2,{_COSINE}",
-        f"ig:tv=0.001,{_COSINE}",
+        "ig:tv=0.05,schedule=cosine",
+        "ig:tv=0.01,schedule=cosine",
+        "ig:tv=0.2,schedule=cosine",
+        "ig:tv=0.001,schedule=cosine",
     ),
     "normalised": (
-        f"ig:tv=0.01,{_COSINE}",
-        f"ig:tv=0.1,{_COSINE}",
-        f"ig:tv=0.001,{_COSINE}",
-        f"ig:tv=0.5,{_COSINE}",
+        "ig:tv=0.01,schedule=cosine",
+        "ig:tv=0.1,schedule=cosine",
+        "ig:tv=0.001,schedule=cosine",
+        "ig:tv=0.5,schedule=cosine",
     ),
     "attention": (
-        f"ig:tv=0.01,{_COSINE}",
-        f"ig:tv=0.001,{_COSINE}",
-        f"ig:tv=0.1,{_COSINE}",
+        "ig:tv=0.01,schedule=cosine",
+        "ig:tv=0.001,schedule=cosine",
+        "ig:tv=0.1,schedule=cosine",
         "fedleak:lr=0.05,tv=0.1",
     ),
 }
