@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
-from fedseal.attacks.auto.members import CLOSED, MEMBERS, SEARCHES, family_of
+from fedseal.attacks.auto.members import CLOSED, SEARCHES, family_of
 from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race
 from fedseal.attacks.auto.spending import iterations_for, parse_budget
 from fedseal.attacks.explaining import Mismatch
@@ -64,8 +64,6 @@ class AutoAttack(Attack):
         budget: of the search, per target: iterations, as `600`, or a time, as `90s` or `10m`, which a model of cost
             turns into iterations; a scenario's `iterations` go before it.
     """
-
-    members: ClassVar[tuple[str, ...]] = MEMBERS
 
     budget: str = "600"
 
