@@ -45,7 +45,7 @@ class RunningMean:
         """Return the mean of what was added."""
         if not self.weight:
             raise InputError("there are no updates to aggregate.", hint="At least one client must answer.")
-        return {name: total.to(self._dtypes[name]) / self.weight for name, total in self._sum.items()}
+        return {name: (total / self.weight).to(self._dtypes[name]) for name, total in self._sum.items()}
 
 
 def mean_update(updates: Sequence[Update]) -> Update:
