@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedseal.audit.exchange import Exchange, TargetRound
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.defence import DEFENCES, Defence, RoundShape
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
@@ -22,7 +22,7 @@ from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, plain_update, set_mode
-from fedseal.federation.cohort import Client, Cohort, Held, federated_model, joined
+from fedseal.federation.cohort import Client, Cohort, Held, federated_model
 from fedseal.federation.posthoc import needs_training, refuse_joint
 from fedseal.federation.sampling import local_indices
 from fedseal.federation.simulation import FederationConfig, RoundListener, SeenUpload, simulate

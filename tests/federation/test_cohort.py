@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.defence import Defence, RoundContext
 from fedseal.core.errors import InputError
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import RoundConfig, plain_update
-from fedseal.federation.cohort import Client, Cohort, Held, held_by, joined
+from fedseal.federation.cohort import Client, Cohort, Held, held_by
 from fedseal.federation.cohort.traffic import dense_bytes, message_bytes
 
 SHAPE = (1, 6, 6)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
 from fedseal.federation.client import BNStatistics, RoundConfig, plain_update, set_mode
-from fedseal.federation.cohort import Answer, Cohort, Streams, held_by, joined
+from fedseal.federation.cohort import Answer, Cohort, Streams, held_by
 from fedseal.metrics.gradient import relative_distance
 
 

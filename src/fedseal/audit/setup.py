@@ -16,7 +16,7 @@ from fedseal.audit.exchange import Exchange, TargetRound, TargetStreams, first_r
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.stage import Ground, Staging, scenario_ground, trained_ground
 from fedseal.core.attack import Attack
-from fedseal.core.batch import IDENTITY, Batch
+from fedseal.core.batch import IDENTITY, Batch, joined
 from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.devices import find_device
 from fedseal.core.errors import InputError
@@ -28,7 +28,7 @@ from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
-from fedseal.federation.cohort import federated_model, joined
+from fedseal.federation.cohort import federated_model
 from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
 from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import build_model
@@ -218,7 +218,7 @@ def build_setup(
     if scenario.stage is not None and scenario.stage.checkpoint is not None:
         ground, private, config = trained_ground(scenario, data_root=data_root, device=device)
         model, content = ground.model, hash_tensors({"images": private.images, "labels": private.labels})
-        public = Batch(ground.test.images[:granted], ground.test.labels[:granted])
+        public = ground.test.pick(slice(granted))
     else:
         dataset = DATASETS.build(scenario.data, data_root=data_root)
         private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)

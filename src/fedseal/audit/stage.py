@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedseal.audit.exchange import TargetRound
 from fedseal.audit.scenario import Scenario, StageConfig
-from fedseal.core.batch import Batch, Normalisation
+from fedseal.core.batch import Batch, Normalisation, joined
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import write_atomically
@@ -29,7 +29,6 @@ from fedseal.data.partition import partition
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.checkpoint import load_checkpoint, rounds_behind
 from fedseal.federation.client import RoundConfig
-from fedseal.federation.cohort import joined
 from fedseal.federation.cohort.one_by_one import InTurn
 from fedseal.federation.sampling import local_indices
 from fedseal.federation.simulation import Federation, FederationConfig, RoundListener

@@ -1,41 +1,71 @@
-"""A batch of labelled images and the explicit normalisation between images and model inputs."""
+"""A batch of labelled inputs, and the explicit normalisation between images and what a model is fed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedseal.core.errors import InputError
+from fedseal.core.modality import IMAGE, modality
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [B, C, H, W] in [0, 1] with integer labels [B].
+    """Labelled inputs of one modality: images [B, C, H, W] in [0, 1] with integer labels [B], unless said otherwise.
 
     Example:
         >>> import torch, fedseal
-        >>> len(fedseal.Batch(torch.rand(2, 3, 32, 32), torch.tensor([5, 0])))
-        2
+        >>> batch = fedseal.Batch(torch.rand(2, 3, 32, 32), torch.tensor([5, 0]))
+        >>> len(batch), batch.modality, batch.pick(torch.tensor([1])).labels.tolist()
+        (2, 'image', [0])
+
+    Attributes:
+        inputs: as the data set holds them, before any normalisation.
+        labels: one per input.
+        modality: what they are.
     """
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
+    modality: str = IMAGE
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or len(self.images) != len(self.labels):
-            raise InputError(
-                f"a batch needs images [B, C, H, W] and labels [B], got {list(self.images.shape)} "
-                f"and {list(self.labels.shape)}."
-            )
+        modality(self.modality).check(self.inputs, self.labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def images(self) -> Tensor:
+        """The inputs, for what works on images only."""
+        if self.modality != IMAGE:
+            raise InputError(f"this works on images, and the batch holds inputs of the kind {self.modality!r}.")
+        return self.inputs
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Batch:
-        """Return the batch on `device` with images of `dtype`."""
-        return Batch(self.images.to(device, dtype), self.labels.to(device))
+        """Return the batch on `device`, its inputs in `dtype` where that has a meaning."""
+        moved = modality(self.modality).moved(self.inputs, device, dtype)
+        return Batch(moved, self.labels.to(device), self.modality)
+
+    def pick(self, indices: Tensor | slice) -> Batch:
+        """Return some of it."""
+        return Batch(self.inputs[indices], self.labels[indices], self.modality)
+
+    def split(self, sizes: list[int]) -> list[Batch]:
+        """Return it in parts of these sizes."""
+        parts = zip(torch.split(self.inputs, sizes), torch.split(self.labels, sizes), strict=True)
+        return [Batch(inputs, labels, self.modality) for inputs, labels in parts]
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return batches of one modality as one."""
+    kinds = {batch.modality for batch in batches}
+    if len(kinds) != 1:
+        raise InputError(f"only batches of one kind can be joined, got {', '.join(sorted(kinds)) or 'none'}.")
+    return Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]), kinds.pop())
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class ImageDataset:
         return len(self.labels)
 
     @property
+    def inputs(self) -> Tensor:
+        """What is held, as any data set calls it."""
+        return self.images
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """C, H, W of an image."""
         channels, height, width = self.images.shape[1:]

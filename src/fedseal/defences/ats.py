@@ -118,7 +118,7 @@ class ATS(Defence):
             images = random_flip(images, context.generator)
         if self._policies:
             images = transform(images, self._policies, context.generator)
-        return replace(batch, images=images)
+        return replace(batch, inputs=images)
 
     def attacker_view(self) -> AttackerView:
         """Publish the policy; the gradient is the true one of the transformed images."""
@@ -214,7 +214,7 @@ def search_policies(
     for _ in range(candidates):
         policy = tuple(_below(len(LIBRARY), generator) for _ in range(operations))
         private = _some(data, privacy_images, generator)
-        fed = replace(private, images=transform(private.images, (policy,), generator))
+        fed = replace(private, inputs=transform(private.images, (policy,), generator))
         areas = privacy_scores(informed, fed, objective, generator)
         accuracies = []
         for _ in range(repeats):

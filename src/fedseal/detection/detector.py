@@ -117,8 +117,8 @@ def detect(
     died: str | None = None
     if batch is not None:
         like = next(model.parameters())
-        used = Batch(batch.images[:_SAMPLES], batch.labels[:_SAMPLES]).to(like.device, like.dtype)
-        layers = executed_layers(copy.deepcopy(model), normalisation(used.images))
+        used = batch.pick(slice(_SAMPLES)).to(like.device, like.dtype)
+        layers = executed_layers(copy.deepcopy(model), normalisation(used.inputs))
         found += _head_readings(layers[-1])
         norms = sample_norms(model, used, normalisation)
         first = next((layer.weight_name for layer in layers if layer.weight_name in norms.layers), None)

@@ -71,7 +71,7 @@ def sample_norms(model: nn.Module, batch: Batch, normalisation: Normalisation) -
     found: dict[str, list[Tensor]] = {name: [] for name in weights}
     sent: list[Tensor] = []
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        logits = local(normalisation(batch.images))
+        logits = local(normalisation(batch.inputs))
         for index in range(len(batch)):
             loss = classification_loss(logits[index : index + 1], batch.labels[index : index + 1], "mean")
             values = torch.autograd.grad(loss, [logits, *weights.values()], retain_graph=True, allow_unused=True)

@@ -274,7 +274,7 @@ def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Te
         return loss(bound, Batch(image.unsqueeze(0), label.unsqueeze(0)))
 
     each = vmap(grad(one), in_dims=(None, 0, 0), randomness="different")
-    result: dict[str, Tensor] = each(parameters, batch.images, batch.labels)
+    result: dict[str, Tensor] = each(parameters, batch.inputs, batch.labels)
     return result
 
 

@@ -25,6 +25,6 @@ def cross_entropy_loss(normalisation: Normalisation, reduction: Literal["mean", 
     """Return the loss (model, batch) -> scalar: cross-entropy of the model on the normalised images."""
 
     def loss(model: Classifier, batch: Batch) -> Tensor:
-        return classification_loss(model(normalisation(batch.images)), batch.labels, reduction)
+        return classification_loss(model(normalisation(batch.inputs)), batch.labels, reduction)
 
     return loss

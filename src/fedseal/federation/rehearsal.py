@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from fedseal.core.batch import IDENTITY, Batch
+from fedseal.core.batch import IDENTITY, Batch, joined
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.identity import classes_in, identity_of
@@ -25,7 +25,7 @@ from fedseal.core.seeds import generator
 from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import RoundConfig, set_mode
-from fedseal.federation.cohort import Answer, Assignment, Cohort, Held, Strategy, held_by, joined
+from fedseal.federation.cohort import Answer, Assignment, Cohort, Held, Strategy, held_by
 from fedseal.federation.cohort.one_by_one import InTurn
 from fedseal.federation.cohort.vectorised import can_vectorise, train_together
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from fedseal.federation.cohort.answers import Answer, Assignment, Strategy
-from fedseal.federation.cohort.clients import Client, ClientData, Held, held_by, joined
+from fedseal.federation.cohort.clients import Client, ClientData, Held, held_by
 from fedseal.federation.cohort.cohort import Cohort, CohortRound, Streams, federated_model, play_alone
 
 __all__ = [
@@ -22,6 +22,5 @@ __all__ = [
     "Streams",
     "federated_model",
     "held_by",
-    "joined",
     "play_alone",
 ]

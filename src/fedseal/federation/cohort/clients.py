@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.errors import InputError
 from fedseal.federation.client import RoundConfig
 
@@ -35,7 +35,7 @@ class Held:
 
     def batch(self, indices: Tensor | None = None) -> Batch:
         """Return the images at `indices`, or all."""
-        return self.data if indices is None else Batch(self.data.images[indices], self.data.labels[indices])
+        return self.data if indices is None else self.data.pick(indices)
 
 
 Choice: TypeAlias = Callable[[ClientData, int], Sequence[Batch]]
@@ -90,11 +90,6 @@ def held_by(
     return Client(name, own, config, choose)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the batches as one."""
-    return Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
-
-
 def _places(batch: Batch, dataset: Batch, defence: str) -> Tensor:
     """Return where a batch's images are in a data set, by their content and label; refuse what is not in it."""
     known = {key: place for place, key in reversed(list(enumerate(_keys(dataset))))}
@@ -109,5 +104,5 @@ def _places(batch: Batch, dataset: Batch, defence: str) -> Tensor:
 
 
 def _keys(batch: Batch) -> list[tuple[bytes, int]]:
-    images, labels = batch.images.detach().cpu().float(), batch.labels.tolist()
+    images, labels = batch.inputs.detach().cpu().float(), batch.labels.tolist()
     return [(image.contiguous().numpy().tobytes(), label) for image, label in zip(images, labels, strict=True)]

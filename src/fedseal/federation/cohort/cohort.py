@@ -146,7 +146,7 @@ class Cohort:
             self._defences[client] = defence
             if defence.uses("prepare"):
                 whole = self._clients[client].data.batch()
-                whole = whole.to(device or whole.images.device, dtype or whole.images.dtype)
+                whole = whole.to(device or whole.inputs.device, dtype or whole.inputs.dtype)
                 prepared = defence.prepare(whole, self.streams.prepare(client))
                 if prepared is not whole:
                     self._data[client] = Held(prepared)

@@ -56,9 +56,9 @@ def can_vectorise(model: nn.Module, defence: Defence, config: RoundConfig, examp
     hooks = ["on_batch", "extra_loss", "broadcast", *(["on_gradient"] if config.kind == "delta" else [])]
     if defence.needs_sample_grads or defence.traits.reads_batch or any(defence.uses(hook) for hook in hooks):
         return False
-    images, labels = example.images[:1].expand(2, 1, -1, -1, -1), example.labels[:1].expand(2, 1)
+    inputs, labels = torch.stack([example.inputs[:1]] * 2), example.labels[:1].expand(2, 1)
     try:
-        _gradients(model, config)(_weights(model), images, labels)
+        _gradients(model, config)(_weights(model), inputs, labels)
     except RuntimeError:  # what `vmap` raises for an operation without a rule, or one that draws or writes
         return False
     return True
@@ -106,7 +106,7 @@ def train_together(
 def clients_at_once(model: nn.Module, batches: Sequence[Batch]) -> int:
     """Return how many clients with such batches are trained at once."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    images = [batch.images.numel() * batch.images.element_size() for batch in batches]
+    images = [batch.inputs.numel() * batch.inputs.element_size() for batch in batches]
     own = _COPIES * weights + _ACTIVATIONS * max(images) + sum(images)
     return max(1, MEMORY // own)
 
@@ -162,7 +162,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _stacked(chunk: Sequence[Assignment], step: int) -> tuple[Tensor, Tensor]:
     batches = [one.batches[step] for one in chunk]
-    return torch.stack([batch.images for batch in batches]), torch.stack([batch.labels for batch in batches])
+    return torch.stack([batch.inputs for batch in batches]), torch.stack([batch.labels for batch in batches])
 
 
 def _gradients(

@@ -37,7 +37,7 @@ def evaluate(
                 module.train()
     right, loss = 0.0, 0.0
     with torch.no_grad():
-        for images, labels in zip(torch.split(test.images, CHUNK), torch.split(test.labels, CHUNK), strict=True):
+        for images, labels in zip(torch.split(test.inputs, CHUNK), torch.split(test.labels, CHUNK), strict=True):
             logits = measured(normalisation(images))
             right += float((logits.argmax(1) == labels).sum())
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))

@@ -274,7 +274,7 @@ class Federation:
     def _one_by_one(self, workers: int, example: Batch) -> OneByOne:
         """Return what trains clients; one after the other where the first decides for the others (`broadcast`)."""
         at_once = 1 if self._prototype.uses("broadcast") else min(workers, self._sampled)
-        pair = example.images.expand(2, -1, -1, -1)  # one image has no batch statistics
+        pair = example.pick(torch.tensor([0, 0])).inputs  # one image has no batch statistics
         return OneByOne(self.model, at_once, self._normalisation(pair), self.shared)
 
     def _vectorises(self, example: Batch) -> bool:
@@ -373,7 +373,7 @@ def _identity(
 def _data_content(data: ClientData) -> str:
     """Return the hash of a client's data; of a data set that is in memory as it is, of any other as it hands it out."""
     held = data if isinstance(data, ImageDataset) else data.batch()
-    return hash_tensors({"images": held.images, "labels": held.labels})
+    return hash_tensors({"inputs": held.inputs, "labels": held.labels})
 
 
 def _load_buffers(model: nn.Module, buffers: Tensors) -> None:

@@ -1,0 +1,59 @@
+"""What kind of thing a batch holds: images now; text and tables are further modules, not further branches.
+
+A modality says what its inputs look like and how they travel between devices. The model, the federation, defences of
+the update and the store ask nothing else of it. What is measured of it (scores, baselines, line-ups, pictures) is its
+`fedseal.modalities` module; what an attack optimises is whatever the model differentiates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from fedseal.core.errors import InputError, UsageError
+
+IMAGE = "image"
+
+
+class Modality(ABC):
+    """One kind of input."""
+
+    @abstractmethod
+    def check(self, inputs: Tensor, labels: Tensor) -> None:
+        """Refuse inputs that are not of this kind, in words."""
+
+    def moved(self, inputs: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:
+        """Return inputs on `device`; real ones take the model's `dtype`, whole numbers keep theirs."""
+        return inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+
+
+class _Image(Modality):
+    """Images [B, C, H, W] in [0, 1]; labels are classes [B], or shares of them [B, classes]."""
+
+    def check(self, inputs: Tensor, labels: Tensor) -> None:
+        if inputs.ndim != 4 or len(inputs) != len(labels):
+            raise InputError(
+                f"a batch needs images [B, C, H, W] and labels [B], got {list(inputs.shape)} and {list(labels.shape)}."
+            )
+
+    def moved(self, inputs: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:
+        return inputs.to(device, dtype)
+
+
+_MODALITIES: dict[str, Modality] = {IMAGE: _Image()}
+
+
+def register_modality(name: str, modality: Modality) -> None:
+    """Add a kind of input; a clash is an error, never an overwrite."""
+    if name in _MODALITIES:
+        raise UsageError(f"the modality {name!r} is registered already.", hint="Choose another name.")
+    _MODALITIES[name] = modality
+
+
+def modality(name: str) -> Modality:
+    """Return the modality of that name."""
+    if name not in _MODALITIES:
+        raise UsageError(f"there is no modality called {name!r}.", hint=f"Known: {', '.join(sorted(_MODALITIES))}.")
+    return _MODALITIES[name]
