@@ -176,7 +176,7 @@ def _make_work(
 
 def _train_stage(setup: Setup, spec: str, watcher: Watcher, workers: int) -> None:
     """Train up to the attacked round under one defence, so that no two trials do; what it cannot, its trials say."""
-    if setup.staging is None:
+    if setup.staging is None or setup.staging.has(spec):
         return
     rounds = setup.staging.stage.round or 1  # without a number there is a checkpoint, and none to train
     task = Task(f"training under {spec} before the attack", rounds, key=f"stage/{setup.scenario.name}/{spec}")

@@ -93,6 +93,10 @@ class Staging:
             self._ready[spec] = self._train(defence, spec, listener, workers)
         return self._ready[spec]
 
+    def has(self, spec: str) -> bool:
+        """Return whether the training under a defence is there already."""
+        return spec in self._ready
+
     def describe(self) -> str:
         """Return in words which round is attacked."""
         of = "the scenario's own federation" if self.ground.trained is None else str(self.stage.checkpoint)
