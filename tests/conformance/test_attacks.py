@@ -45,7 +45,7 @@ test_every_attack_keeps_the_contract = contract(*CASES)
 
 
 IMAGES_AT_STAKE = AttackCase("ig:schedule=cosine,tv=0.001", Home(SMOOTH, budget=steps(60)))
-NOT_YET = {"graddefense": "C6", "minmax": "C19", "outpost": "C19"}
+NOT_YET = {"minmax": "C19", "outpost": "C19"}
 """Defences whose view makes the attacker weaker than one who knows nothing, by the correction that is to mend it."""
 SLOW = {"large-batch", "lids", "local-steps", "refiner"}
 WITHOUT_A_FILE = {"pretrained"}
