@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.scenario import Scenario
@@ -293,3 +294,16 @@ def test_dropout_does_not_spoil_reproducibility(tmp_path: Path):
     values: dict[str, Any] = {"model": "runner_test_dropout:net", "client": {"train_mode": True}}
     one, same = (numbers(run_audit([scenario(**values)], tmp_path / place)) for place in ("one", "same"))
     assert one == same
+
+
+def test_private_releases_are_proven_and_read_back(tmp_path: Path):
+    strong, weak = "gaussian:sigma=50,clip=1", "gaussian:sigma=0.01,clip=1"
+    defences = ["none", strong, weak, "topk"]
+    run = run_audit([scenario(model="mlp", attacks=["first-layer"], defences=defences, targets=4)], tmp_path)
+    assert set(run.proofs["audit"]) == {strong, weak}
+    assert run.proofs["audit"][strong].is_low
+    assert not run.proofs["audit"][weak].is_low
+    assert open_run(tmp_path) == run
+    rows = {row.defence: row for row in run.verdict().rows}
+    assert (rows[strong].level, rows[strong].worst and rows[strong].worst.decided) in ((RiskLevel.LOW, "proven"),)
+    assert rows["topk"].proven is None

@@ -192,6 +192,7 @@ def test_low_needs_the_ideal_reading_or_a_proof():
     assert only(records, reading(12.5, None)).state is not State.LOW  # without public data the prior is unknown
     assert only(records, proofs={("s", "none"): proof(0.05)}).decided == "proven"
     assert only(records, proofs={("s", "none"): proof(0.5)}).state is not State.LOW
+    assert only(records, reading(30.0), proofs={("s", "none"): proof(0.05)}).state is not State.LOW  # they contradict
 
 
 def test_not_shown_needs_a_control_that_breaks():

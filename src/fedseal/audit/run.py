@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict, judge
+from fedseal.information.proven import ProvenReading
 from fedseal.store.findings import Finding
 from fedseal.store.frames import Per, trial_frame
 from fedseal.store.readings import ReadingRecord
@@ -40,6 +41,7 @@ class Run:
         environment: versions, hashes and machine, as name -> value.
         command: what reproduces the run.
         readings: what the uploads hold, by the ideal attacker, one per scenario, defence and target read.
+        proofs: what no attacker exceeds, by scenario and defence, of those that release privately.
     """
 
     directory: Path
@@ -50,11 +52,13 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     command: str = "fedseal audit"
     readings: tuple[ReadingRecord, ...] = ()
+    proofs: dict[str, dict[str, ProvenReading]] = field(default_factory=dict)
 
     def verdict(self) -> Verdict:
         """Judge the records there are."""
         asked = {scenario.name: scenario.defences for scenario in self.scenarios}
-        return judge(self.records, self.readings, asked=asked)
+        proofs = {(name, defence): p for name, found in self.proofs.items() for defence, p in found.items()}
+        return judge(self.records, self.readings, proofs, asked=asked)
 
     def frame(self, per: Per = "image") -> DataFrame:
         """Return the trials as a pandas frame (extra `frames`).

@@ -15,6 +15,7 @@ import torch
 from fedseal._version import VERSION
 from fedseal.audit.doctor import examine
 from fedseal.audit.plan import Job, check_names, plan_jobs
+from fedseal.audit.proofs import proof_data, prove_defences, read_proof
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
@@ -110,6 +111,8 @@ def run_audit(
                     watcher.finished(task, len(event.result))
 
         engine.run(make_work, tasks, handle)
+        proofs = {setup.scenario.name: prove_defences(setup) for setup in setups}
+        store.set_meta({"proofs": {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}})
         return load_run(store)
 
 
@@ -127,6 +130,7 @@ def load_run(store: Store) -> Run:
         {name: tuple(Finding.model_validate(f) for f in found) for name, found in meta["findings"].items()},
         meta["environment"],
         meta["command"],
+        proofs={n: {d: read_proof(p) for d, p in found.items()} for n, found in meta.get("proofs", {}).items()},
     )
 
 

@@ -23,6 +23,9 @@ from fedseal.metrics.intervals import FEWEST
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
+CONTRADICTION_DB = 3.0
+"""Gain over the prior that no upload has of which it is proven that it holds nothing."""
+
 Proofs: TypeAlias = Mapping[tuple[str, str], ProvenReading]
 """What is proven, by scenario and defence."""
 
@@ -175,11 +178,16 @@ def _decide(cell: Cell, control_broken: bool) -> Cell:
     if cell.leaks:
         decided, level = max(cell.leaks, key=lambda leak: leak[1])  # the first of equals, in the order they are read
         return replace(cell, state=State.LEAK, level=level, decided=decided)
-    if cell.proven is not None and cell.proven.is_low:
+    if cell.proven is not None and cell.proven.is_low and not _contradicts(cell.ideal):
         return replace(cell, state=State.LOW, level=RiskLevel.LOW, decided="proven")
     if cell.ideal is not None and cell.ideal.is_low:
         return replace(cell, state=State.LOW, level=RiskLevel.LOW, decided="ideal")
     return replace(cell, state=State.NOT_SHOWN if control_broken else State.NO_POWER)
+
+
+def _contradicts(ideal: Ideal | None) -> bool:
+    """Return whether an upload holds far more than a proof that nothing leaks would leave: one of the two is wrong."""
+    return ideal is not None and ideal.gain_db is not None and ideal.gain_db > CONTRADICTION_DB
 
 
 def _ideals(readings: Sequence[ReadingRecord]) -> dict[tuple[str, str], Ideal]:
