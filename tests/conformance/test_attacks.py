@@ -15,6 +15,7 @@ def steps(iterations: int) -> Budget:
 
 SMOOTH = "lenet:init=wide-uniform"
 CASES = (
+    AttackCase("auto", Home(SMOOTH, budget=steps(30), quick=Budget(2, 1))),
     AttackCase("bayes:tv=0.1", Home(SMOOTH, budget=steps(60))),
     AttackCase("cah:rows=64", Home("mlp", batch_size=2)),
     AttackCase("dlg", Home(SMOOTH, budget=steps(60))),
