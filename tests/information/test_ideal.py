@@ -185,8 +185,8 @@ def test_no_noise_is_needed_for_a_level_above_the_reading_and_none_reaches_below
 
 
 def test_several_local_steps_are_differentiated_through():
-    upload = of(4, noisy(1e-3), model="lenet", local_steps=2, learning_rate=0.1)
-    assert db(ideal_reading(upload, prior(), Options(layers=False))) > decibels(prior().error) + 1
+    upload = of(4, noisy(1e-6), model="lenet", local_steps=2, learning_rate=0.1)
+    assert db(ideal_reading(upload, prior(), Options(layers=False))) > decibels(prior().error) + 3
     point = UploadMap(upload, torch.float64)
     step = 1e-5 * torch.randn(point.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ahead, behind = point(point.point + step), point(point.point - step)

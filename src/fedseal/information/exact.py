@@ -1,9 +1,9 @@
 """The reading with B formed whole: for images small enough, and uploads that fit into memory.
 
-C = W (I + B'B)^-1 W'. Squaring B would lose every direction known a million times worse than the best one, and with
-rounding as the only noise most are; so R of [B; I] = Q R is computed by Householder reflections, and C is
-(W R^-1)(W R^-1)'. Here W holds the prior's principal directions, so that traces need no product with it. Layers are
-read by the same route from their rows alone.
+C = W (I + B'B)^-1 W' = (W R^-1)(W R^-1)' with R'R = I + B'B. Where noise is not small, R is a Cholesky factor. Where
+rounding is the only noise, squaring B would lose every direction known a million times worse than the best one, which
+most are; then R of [B; I] = Q R is computed by Householder reflections. Here W holds the prior's principal directions,
+so that traces need no product with it. Layers are read by the same route from their rows alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fedseal.core.errors import CapabilityError
 from fedseal.information.linear import LinearUpload
 
 _BYTES_PER_ENTRY = 8 * 3
-_CHUNK = 256
+_CHUNK = 128
+_BLOCK = 512
+_SQUARABLE = 1e11
 _EQUAL = 1e-6
 
 
@@ -158,9 +160,23 @@ def bytes_needed(entries: int, unknowns: int) -> int:
 def _inverse_root(matrix: Tensor) -> Tensor:
     """Return R^-1 with (I + M'M)^-1 = R^-1 R^-T."""
     identity = torch.eye(matrix.shape[1], dtype=matrix.dtype)
-    upper = torch.linalg.qr(torch.cat([matrix, identity]), mode="r")[1]
+    if float(matrix.square().sum()) < _SQUARABLE:
+        upper = torch.linalg.cholesky(_gram(matrix) + identity, upper=True)
+    else:
+        upper = torch.linalg.qr(torch.cat([matrix, identity]), mode="r")[1]
     inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
     return inverse
+
+
+def _gram(matrix: Tensor) -> Tensor:
+    """Return M'M, computing one triangle of blocks only."""
+    width = matrix.shape[1]
+    result = matrix.new_empty(width, width)
+    for start in range(0, width, _BLOCK):
+        block = matrix[:, start : start + _BLOCK].T @ matrix[:, start:]
+        result[start : start + _BLOCK, start:] = block
+        result[start:, start : start + _BLOCK] = block.T
+    return result
 
 
 def active_entries(linear: LinearUpload) -> Tensor:

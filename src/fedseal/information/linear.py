@@ -96,7 +96,7 @@ class LinearUpload:
     @property
     def _lanes(self) -> int:
         """How many directions are followed at once."""
-        return max(1, min(256, _LANE_BYTES // (8 * (2 * self.entries + 8 * self.unknowns))))
+        return max(1, min(128, _LANE_BYTES // (8 * (2 * self.entries + 8 * self.unknowns))))
 
     def _flat(self, point: Tensor) -> Tensor:
         return flatten(self.map(point))
