@@ -70,10 +70,10 @@ def check_names(scenario: Scenario) -> None:
 def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     """Return the jobs of a scenario in the order they run: undefended first, cheap cells before expensive ones."""
     scenario = setup.scenario
-    base = _base(setup)
+    base = base_identity(setup)
     on_cpu = next(setup.model.parameters()).device.type == "cpu"
     groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
-    defences = {spec: _defence(setup, spec) for spec in _unique(scenario.with_control)}
+    defences = {spec: defence_identity(setup, spec) for spec in _unique(scenario.with_control)}
     attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []
     for defence, attack in product(defences, attacks):
@@ -90,16 +90,16 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-def _defence(setup: Setup, spec: str) -> Any:
+def defence_identity(setup: Setup, spec: str) -> Any:
     """Return what determines a defence, and the training under it where a later round is attacked."""
     part = defence_part(spec)
     return part if setup.staging is None else {**part, "training": setup.staging.identity(spec)}
 
 
-def _base(setup: Setup) -> str:
+def base_identity(setup: Setup) -> str:
     """Return the hash of what determines all trials of a set-up, beside defence and attack."""
     scenario = setup.scenario
-    named_otherwise = {"name", "data", "model", "stage", "defences", "attacks", "metrics", "targets"}
+    named_otherwise = {"name", "data", "model", "stage", "defences", "attacks", "metrics", "targets", "readings"}
     settings = scenario.model_dump(mode="json", exclude=named_otherwise)
     settings["attacker"].pop("aware")
     return identity_of(

@@ -16,6 +16,7 @@ from fedseal._version import VERSION
 from fedseal.audit.doctor import examine
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.proofs import proof_data, prove_defences, read_proof
+from fedseal.audit.readings import Reader, ReadingJob, plan_readings
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup
@@ -31,6 +32,7 @@ from fedseal.federation.simulation import RoundsShown
 from fedseal.metrics.lpips import load_lpips, why_no_lpips
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
+from fedseal.store.readings import ReadingRecord
 
 
 def run_audit(
@@ -67,6 +69,7 @@ def run_audit(
     stages = Path(directory) / "stages"
     setups = [build_setup(scenario, data_root=root, device=device, stages=stages) for scenario in scenarios]
     plans = [plan_jobs(setup) for setup in setups]
+    readings = [plan_readings(setup) for setup in setups]
     for setup in setups:
         _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
     findings = {setup.scenario.name: examine(setup) for setup in setups}
@@ -77,10 +80,12 @@ def run_audit(
             for job in jobs
             for trial in job.trials
         ]
+        wanted = [(setup.scenario.name, job.key) for setup, jobs in zip(setups, readings, strict=True) for job in jobs]
         store.set_meta(
             {
                 "scenarios": [scenario.model_dump(mode="json") for scenario in scenarios],
                 "plan": plan,
+                "readings": wanted,
                 "findings": {name: [f.model_dump() for f in found] for name, found in findings.items()},
                 "environment": _environment(setups),
                 "command": command,
@@ -92,7 +97,9 @@ def run_audit(
         for finding in (finding for found in findings.values() for finding in found):
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
         left = [(index, job.without(stored)) for index, jobs in enumerate(plans) for job in jobs]
-        tasks = [(index, job) for index, job in left if job.trials]
+        tasks: list[tuple[int, Job | ReadingJob]] = [(index, job) for index, job in left if job.trials]
+        known = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
+        tasks += [(index, one) for index, jobs in enumerate(readings) for one in jobs if one.key not in known]
         for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
             _train_stage(setups[index], spec, watcher, workers)
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
@@ -106,6 +113,9 @@ def run_audit(
                     watcher.started(task)
                 case Progressed():
                     watcher.advanced(task, event.report)
+                case Finished() if isinstance(tasks[event.index][1], ReadingJob):
+                    _keep_reading(store, *event.result)
+                    watcher.finished(task, 0)
                 case Finished():
                     _keep(store, event.result)
                     watcher.finished(task, len(event.result))
@@ -130,8 +140,15 @@ def load_run(store: Store) -> Run:
         {name: tuple(Finding.model_validate(f) for f in found) for name, found in meta["findings"].items()},
         meta["environment"],
         meta["command"],
+        _load_readings(store, meta.get("readings", [])),
         proofs={n: {d: read_proof(p) for d, p in found.items()} for n, found in meta.get("proofs", {}).items()},
     )
+
+
+def _load_readings(store: Store, wanted: Sequence[tuple[str, str]]) -> tuple[ReadingRecord, ...]:
+    """Return the readings there are of a plan, in its order and under its names."""
+    found = store.load_readings([key for _, key in wanted])
+    return tuple(found[key].model_copy(update={"scenario": name}) for name, key in wanted if key in found)
 
 
 def open_run(directory: PathText) -> Run:
@@ -162,8 +179,9 @@ def _make_work(
     """Build, once per process, the function that runs a task (scenario index, job)."""
     lpips = load_lpips()
     runners: dict[int, TrialRunner] = {}
+    readers: dict[int, Reader] = {}
 
-    def work(task: tuple[int, Job], report: Report) -> list[Outcome]:
+    def work(task: tuple[int, Job | ReadingJob], report: Report) -> list[Outcome] | tuple[ReadingRecord, bytes | None]:
         index, job = task
         if index not in runners:
             setup = build_setup(scenarios[index], data_root=data_root, device=device, stages=stages)
@@ -173,6 +191,9 @@ def _make_work(
                     hint="Draw them from PyTorch's generator, which the seed sets, or load a checkpoint.",
                 )
             runners[index] = TrialRunner(setup, lpips)
+            readers[index] = Reader(setup)
+        if isinstance(job, ReadingJob):
+            return readers[index].run(job)
         return runners[index].run(job, report)
 
     return work
@@ -202,6 +223,12 @@ def _keep(store: Store, outcomes: Sequence[Outcome]) -> None:
             record = record.model_copy(update={"artefact": store.save_images(record.key, outcome.images)})
         records.append(record)
     store.save(records)
+
+
+def _keep_reading(store: Store, record: ReadingRecord, pixel_map: bytes | None) -> None:
+    if pixel_map is not None:
+        record = record.model_copy(update={"artefact": store.save_images(record.key, pixel_map)})
+    store.save_readings([record])
 
 
 def _environment(setups: Sequence[Setup]) -> dict[str, str]:

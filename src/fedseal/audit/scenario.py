@@ -129,6 +129,7 @@ class Scenario(_Config):
         attacks: specs of attacks.
         stage: attack a round of a training rather than a first one; see `StageConfig`.
         metrics: specs of further metrics of the reconstructions, kept beside the usual ones.
+        readings: of the targets, how many have their uploads read by the ideal attacker under each defence.
         targets: independent batches attacked per cell.
         iterations: optimisation steps per start, or None for each attack's own.
         restarts: random starts, or None for each attack's own.
@@ -146,6 +147,7 @@ class Scenario(_Config):
     attacks: Texts = Field(("ig",), min_length=1)
     metrics: Texts = ()
     targets: int = Field(4, ge=1)
+    readings: int = Field(2, ge=0)
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)
     seed: int = 0

@@ -46,6 +46,8 @@ class Target:
         observation: what a naive attacker sees; of the last round, if an active one asked for several.
         cost: of the defence in this round.
         defence: the first client's, as the round left it.
+        config: how the clients train.
+        clients: whose mean is seen.
     """
 
     originals: Batch
@@ -53,6 +55,8 @@ class Target:
     observation: Observation
     cost: CostReport
     defence: Defence
+    config: RoundConfig
+    clients: int
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,9 @@ class Setup:
         exchange = Exchange(played, about)
         observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
         own = played.cohort.defence(played.clients[0])
-        return Target(played.originals, exchange.fed, observation, exchange.cost, own)
+        return Target(
+            played.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
+        )
 
     def _round(self, defence: Defence, target: int, name: str) -> TargetRound:
         """Return the attacked round of one target: a first one, or one of a training."""

@@ -62,6 +62,7 @@ class Watcher:
         ... )
         1 trials, 0 done already
         ig:iterations=2 on none
+        ideal reading of none
     """
 
     def planned(self, what: str, total: int, done: int) -> None:

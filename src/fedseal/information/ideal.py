@@ -35,6 +35,7 @@ class Options:
         method: `auto` forms the Jacobian where it is small enough.
         memory: bytes that may be used.
         effort: of random probes.
+        exact_unknowns: pixels of all images up to which `auto` forms the Jacobian.
         layers: whether each layer is read by itself.
         labels_known: whether the attacker has the labels; if not, a remark says that the reading supposes it.
     """
@@ -42,6 +43,7 @@ class Options:
     method: Literal["auto", "exact", "matrix-free"] = "auto"
     memory: int = _MEMORY
     effort: Effort = field(default_factory=Effort)
+    exact_unknowns: int = _EXACT_UNKNOWNS
     layers: bool = True
     labels_known: bool = True
 
@@ -124,8 +126,7 @@ def _read_private(upload: Upload, prior: ImagePrior, options: Options) -> IdealR
 def _read(upload: Upload, prior: ImagePrior, options: Options, variance: float) -> tuple[IdealReading, Tensor]:
     """Read what the upload is a function of; return the expected squared error of each pixel too."""
     unknowns = upload.fed.images.numel()
-    entries = sum(tensor.numel() for tensor in upload.observed.values())
-    if options.method == "matrix-free" or (options.method == "auto" and not _fits(entries, unknowns, options.memory)):
+    if options.method == "matrix-free" or (options.method == "auto" and not can_be_formed(upload, options)):
         return _read_by_probes(upload, prior, options, variance)
     reader = ExactReader(LinearUpload(upload, prior, torch.float64, variance), options.memory)
     posterior = reader.posterior()
@@ -180,8 +181,11 @@ def _read_by_probes(
     return reading, found.pixel_errors
 
 
-def _fits(entries: int, unknowns: int, memory: int) -> bool:
-    return unknowns <= _EXACT_UNKNOWNS and bytes_needed(entries, unknowns) <= memory
+def can_be_formed(upload: Upload, options: Options) -> bool:
+    """Return whether an upload's Jacobian is small enough to be formed."""
+    unknowns = upload.fed.images.numel()
+    entries = sum(tensor.numel() for tensor in upload.observed.values())
+    return unknowns <= options.exact_unknowns and bytes_needed(entries, unknowns) <= options.memory
 
 
 def _check_memory(linear: LinearUpload, options: Options) -> None:
@@ -227,9 +231,7 @@ def sigma_for_level(upload: Upload, prior: ImagePrior, level_db: float, options:
 
 def _error_by_noise(upload: Upload, prior: ImagePrior, options: Options) -> Callable[[float], float]:
     """Return the expected squared error per pixel of what was fed, as a function of further noise."""
-    unknowns = upload.fed.images.numel()
-    entries = sum(tensor.numel() for tensor in upload.observed.values())
-    if options.method != "matrix-free" and _fits(entries, unknowns, options.memory):
+    if options.method != "matrix-free" and can_be_formed(upload, options):
         reader = ExactReader(LinearUpload(upload, prior, torch.float64), options.memory)
         return reader.error_with_noise()
 

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedseal.core.batch import Batch
 from fedseal.core.channel import Channel
 from fedseal.core.defence import Defence, Loss
+from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import RoundConfig
@@ -110,6 +111,10 @@ class UploadMap:
     """
 
     def __init__(self, upload: Upload, dtype: torch.dtype, seed: int = 0) -> None:
+        if len(upload.fed) % (upload.clients * upload.config.local_steps):
+            raise CapabilityError(
+                "the batches behind the upload differ in size, which the ideal reading does not follow."
+            )
         self._upload = upload
         self._model = differentiable_copy(upload.model, dtype)
         self.parameters = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}

@@ -20,6 +20,7 @@ from typing import Any, Self, TextIO, TypeVar
 from fedseal.core.errors import InputError, StorageError
 from fedseal.core.files import storage_error, write_atomically
 from fedseal.federation.simulation.history import RoundRecord
+from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
 T = TypeVar("T")
@@ -89,6 +90,22 @@ class Store:
             raise self._error(error) from error
         return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows}
 
+    def save_readings(self, readings: Iterable[ReadingRecord]) -> None:
+        """Add ideal readings in one transaction; one that is there already is replaced."""
+        rows = [(record.key, record.model_dump_json()) for record in readings]
+        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?)", rows))
+
+    def load_readings(self, keys: Sequence[str]) -> dict[str, ReadingRecord]:
+        """Return the ideal readings there are for `keys`; none from a store that was written before there were any."""
+        wanted = set(keys)
+        try:
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'readings'").fetchone():
+                return {}
+            rows = self._db.execute("SELECT key, record FROM readings").fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return {key: self._parse(ReadingRecord.model_validate_json, text) for key, text in rows if key in wanted}
+
     def save_rounds(self, training: str, rounds: Iterable[RoundRecord]) -> None:
         """Add rounds of a training in one transaction; one that is there already is replaced."""
         rows = [(training, record.round, record.model_dump_json()) for record in rounds]
@@ -138,6 +155,7 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
         self._db.execute("CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS readings (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS rounds "
             "(training TEXT, round INTEGER, record TEXT NOT NULL, PRIMARY KEY (training, round))"

@@ -1,0 +1,120 @@
+"""What uploads hold, read once per scenario, defence and target by the ideal attacker (`fedseal.information`).
+
+Attacks have no part in it: the honest model is sent, the truth is known, and what a perfect search near it would find
+is computed. Readings are planned, run and stored beside trials. An audit reads small images exactly and larger ones by
+probes, in seconds; `fedseal.information` reads those exactly too where it is asked to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from safetensors.torch import save
+
+from fedseal.audit.plan import base_identity, defence_identity
+from fedseal.audit.setup import Setup
+from fedseal.core.errors import FedsealError
+from fedseal.core.identity import identity_of
+from fedseal.core.sources import code_digest
+from fedseal.defences.pipeline import build_defence
+from fedseal.information.ideal import Options, can_be_formed, ideal_reading, sigma_for_level
+from fedseal.information.matrix_free import Effort
+from fedseal.information.prior import ImagePrior, fit_prior
+from fedseal.information.reading import IdealReading, unknown
+from fedseal.information.upload import Upload, upload_behind
+from fedseal.store.readings import ReadingRecord
+
+LEVELS_DB = (20.0, 15.0, 10.0)
+"""FedLeak's levels, for which the noise is computed that brings an undefended upload down to them."""
+
+_EXACT_UNKNOWNS = 1024
+_MANY_ENTRIES = 1_000_000
+_LIGHT = Effort(probes=8, rank=32, iterations=15)
+
+
+@dataclass(frozen=True)
+class ReadingJob:
+    """One upload to be read, and the hash of everything that determines the result."""
+
+    defence: str
+    target: int
+    key: str
+
+    @property
+    def title(self) -> str:
+        """The reading in words."""
+        return f"ideal reading of {self.defence}"
+
+
+def plan_readings(setup: Setup) -> tuple[ReadingJob, ...]:
+    """Return the readings of a scenario: every defence, and of the targets as many as asked for."""
+    base = identity_of(base=base_identity(setup), code=code_digest(["fedseal.audit.readings"]))
+    defences = {spec: defence_identity(setup, spec) for spec in dict.fromkeys(setup.scenario.with_control)}
+    return tuple(
+        ReadingJob(spec, target, identity_of(reading=base, defence=part, target=target))
+        for spec, part in defences.items()
+        for target in range(min(setup.scenario.readings, setup.scenario.targets))
+    )
+
+
+class Reader:
+    """Reads uploads of one set-up.
+
+    Args:
+        setup: shared by all readings.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+
+    def run(self, job: ReadingJob) -> tuple[ReadingRecord, bytes | None]:
+        """Read one upload; return the record and, where there is one, the map of its pixels as a safetensors file."""
+        sigma: dict[str, float | None] = {}
+        try:
+            upload = self._upload(job)
+            reading = self._read(upload)
+            if job.defence == "none" and job.target == 0 and reading.psnr_db is not None:
+                sigma = self._sigma(upload)
+        except FedsealError as error:
+            reading = unknown(str(error))
+        except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the record says what
+            reading = unknown(f"{type(error).__name__}: {error}")
+        found = {name: value for name, value in asdict(reading).items() if name != "pixel_map"}
+        record = ReadingRecord(
+            key=job.key,
+            scenario=self._setup.scenario.name,
+            defence=job.defence,
+            target=job.target,
+            sigma_for=sigma,
+            **found,
+        )
+        return record, None if reading.pixel_map is None else save({"pixel_map": reading.pixel_map.contiguous()})
+
+    @cached_property
+    def _prior(self) -> ImagePrior:
+        return fit_prior(self._setup.public.images.cpu())
+
+    def _upload(self, job: ReadingJob) -> Upload:
+        target = self._setup.observe(build_defence(job.defence), job.target, name=job.defence)
+        return upload_behind(
+            target.observation, target.defence, target.config, target.originals, target.fed, target.clients
+        )
+
+    def _read(self, upload: Upload) -> IdealReading:
+        return ideal_reading(upload, self._prior, self._options(upload))
+
+    def _options(self, upload: Upload) -> Options:
+        entries = sum(tensor.numel() for tensor in upload.observed.values())
+        return Options(
+            exact_unknowns=_EXACT_UNKNOWNS,
+            effort=_LIGHT if entries > _MANY_ENTRIES else Effort(),
+            labels_known=self._setup.scenario.attacker.labels == "true",
+        )
+
+    def _sigma(self, upload: Upload) -> dict[str, float | None]:
+        """Return the noise each level needs, where one Jacobian answers for all of them."""
+        options = self._options(upload)
+        if not can_be_formed(upload, options):
+            return {}
+        return {f"{level:g}": sigma_for_level(upload, self._prior, level, options) for level in LEVELS_DB}
