@@ -61,7 +61,7 @@ def _nets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def scenario(**values: Any) -> Scenario:
-    small = {"data": "faces:size=8", "attacks": ["ig:iterations=3"], "targets": 2}
+    small = {"data": "faces:size=8", "attacks": ["ig:iterations=3"], "targets": 2, "readings": 0}
     return Scenario.model_validate(small | values)
 
 

@@ -18,7 +18,7 @@ from fedseal.core.errors import FedsealError
 from fedseal.core.identity import identity_of
 from fedseal.core.sources import code_digest
 from fedseal.defences.pipeline import build_defence
-from fedseal.information.ideal import Options, can_be_formed, ideal_reading, sigma_for_level
+from fedseal.information.ideal import Options, can_be_formed, ideal_reading, sigma_for_levels
 from fedseal.information.matrix_free import Effort
 from fedseal.information.prior import ImagePrior, fit_prior
 from fedseal.information.reading import IdealReading, unknown
@@ -117,4 +117,5 @@ class Reader:
         options = self._options(upload)
         if not can_be_formed(upload, options):
             return {}
-        return {f"{level:g}": sigma_for_level(upload, self._prior, level, options) for level in LEVELS_DB}
+        found = sigma_for_levels(upload, self._prior, LEVELS_DB, options)
+        return {f"{level:g}": sigma for level, sigma in found.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -213,13 +213,23 @@ def sigma_for_level(upload: Upload, prior: ImagePrior, level_db: float, options:
     """Return the deviation of Gaussian noise in every entry that brings the reading down to a level, without attack.
 
     None if no noise does, as the prior alone is above it; 0 if none is needed. The noise is added to what the upload's
-    own channel lets through. By bisection over its logarithm, on one Jacobian where it can be formed.
+    own channel lets through.
     """
-    options = replace(options or Options(), layers=False)
-    wanted = squared_error(level_db)
-    if prior.error <= wanted:
+    return sigma_for_levels(upload, prior, (level_db,), options)[level_db]
+
+
+def sigma_for_levels(
+    upload: Upload, prior: ImagePrior, levels_db: Sequence[float], options: Options | None = None
+) -> dict[float, float | None]:
+    """Return `sigma_for_level` of several levels, on one Jacobian where it can be formed."""
+    left = _error_by_noise(upload, prior, replace(options or Options(), layers=False))
+    return {level: _noise_for(left, squared_error(level), prior.error) for level in levels_db}
+
+
+def _noise_for(left: Callable[[float], float], wanted: float, without: float) -> float | None:
+    """Solve for the noise that leaves an error, by bisection over its logarithm; `without` is the prior's error."""
+    if without <= wanted:
         return None
-    left = _error_by_noise(upload, prior, options)
     if left(0.0) >= wanted:
         return 0.0
     low, high = _SIGMAS

@@ -100,6 +100,7 @@ class TradeoffScenario(BaseModel):
             defences=self.specs,
             attacks=self.attacks,
             targets=self.targets,
+            readings=0,
             iterations=self.iterations,
             seed=self.seed,
         )
