@@ -10,6 +10,7 @@ import torch
 
 from fedseal.attacks.learned import library
 from fedseal.attacks.learned.kernel import gram
+from fedseal.attacks.learned.network import assigned
 from fedseal.attacks.learned.sketch import Sketch, unit
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, build_setup, make_aware
@@ -18,6 +19,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
+from fedseal.core.trainable import Saved
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import hungarian
@@ -101,7 +103,7 @@ def test_what_was_learned_is_found_again_and_answers_alike(name: str, own_cache:
     observations, _ = see(set_up(attacker={"public_images": 64}), targets=1)
     first = attack(name, observations)
     library._recent.clear()
-    assert list((own_cache / name).glob("*.safetensors"))
+    assert list((own_cache / "prepared" / name).glob("*.safetensors"))
 
     class Refusing:
         identity = observations[0].knowledge.rehearse.identity
@@ -195,3 +197,78 @@ def test_cosines_in_blocks_are_those_at_once():
     vectors = unit(torch.randn(1500, 40, generator=generator(2))) * 40**0.5
     expected = vectors.half().float() @ vectors.half().float().T / 40
     torch.testing.assert_close(gram(vectors.half()), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_network_learns_too_and_goes_on_where_it_was_killed(batch: int):
+    setup = set_up(client={"batch_size": batch}, attacker={"public_images": 160}, model="mlp:width=32")
+    observations, originals = see(setup, targets=2)
+    spec = "learned:form=network,features=256,epochs=8"
+    assert mean_psnr(attack(spec, observations), originals) > guess_psnr(setup, originals)
+    (lesson,) = ATTACKS.build(spec).trainables(observations[0].model, observations[0].knowledge)
+    kept: list[Saved] = []
+
+    class Killed(Exception):
+        pass
+
+    class Held:
+        def load(self):
+            return kept[-1] if kept else None
+
+        def save(self, state):
+            kept.append(state)
+            if len(kept) == 3:
+                raise Killed
+
+    with pytest.raises(Killed):
+        lesson.fit(lambda tick: None, Held())
+    resumed = lesson.fit(lambda tick: None, Held())
+    uninterrupted = library.learned(lesson)
+    for name, value in uninterrupted.network.state_dict().items():
+        assert torch.equal(value, resumed.network.state_dict()[name]), name
+
+
+def test_a_network_gives_every_image_its_own_label_in_any_order():
+    setup = set_up(client={"batch_size": 3}, attacker={"public_images": 100, "labels": "true"}, model="mlp:width=32")
+    (observation,), _ = see(setup, targets=1)
+    (answer,) = attack("learned:form=network,features=64,epochs=1", [observation])
+    assert sorted(answer.labels.tolist()) == sorted(observation.knowledge.labels.tolist())
+
+
+def test_the_loss_of_a_batch_does_not_depend_on_its_order():
+    source = generator(5, "order")
+    images, truth = torch.rand(2, 3, 8, generator=source), torch.rand(2, 3, 8, generator=source)
+    mixed = truth[:, [2, 0, 1]]
+    one = torch.take_along_dim(truth, assigned(images, truth)[:, :, None], 1)
+    other = torch.take_along_dim(mixed, assigned(images, mixed)[:, :, None], 1)
+    assert torch.equal(one, other)
+
+
+def test_what_is_learned_can_be_prepared_beforehand():
+    observations, _ = see(set_up(attacker={"public_images": 64}), targets=1)
+    model, knowledge = observations[0].model, observations[0].knowledge
+    titles = [
+        one.title for name in ("learned", "retrieval") for one in ATTACKS.build(name).trainables(model, knowledge)
+    ]
+    assert titles == ["inversion by kernel from 64 public images", "updates of 64 public images"]
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+def test_the_kernel_reads_cifar_as_the_specification_asks(shared: Path):
+    values = {
+        "data": "cifar10",
+        "model": "lenet-relu",
+        "public_fraction": 0.8,
+        "targets": 50,
+        "attacker": {"public_images": 8000},
+    }
+    setup = build_setup(Scenario.model_validate(values), data_root=shared / "data")
+    observations, originals = see(setup, targets=50)
+    answers = attack("learned", observations)
+    assert mean_psnr(answers, originals) >= 19.0
+    strangers = setup.private.batch(torch.arange(300)).images
+    for answer, truth in zip(answers, originals, strict=True):
+        others = strangers[(strangers != truth).flatten(1).any(1)][:199]
+        ranked = torch.corrcoef(torch.cat([answer.images, truth, others]).flatten(1))[0, 1:]
+        assert int(ranked.argmax()) == 0

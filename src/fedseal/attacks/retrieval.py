@@ -14,23 +14,26 @@ above the differences between public updates, and many images per update.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal.attacks.explaining import Mismatch
-from fedseal.attacks.learned.library import State, kept, lesson_identity
+from fedseal.attacks.learned.library import Lesson, learned
 from fedseal.attacks.learned.pairs import check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch, unit
 from fedseal.attacks.reading import image_count
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.batch import Batch
-from fedseal.core.knowledge import Knowledge, Rehearse
+from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
+from fedseal.core.trainable import Saved, Trainable, Unfinished
+from fedseal.core.watcher import Report
 
 _FEATURES = 16384
 _SHORTLIST = 16
@@ -66,10 +69,9 @@ class RetrievalAttack(Attack):
         first = observations[0]
         for observation in observations:
             self.check(observation)
-        public, rehearse = public_of(first.knowledge, "retrieval")
+        public, _ = public_of(first.knowledge, "retrieval")
         sketch = Sketch(first.update.tensors, _FEATURES)
-        ways = [rehearse.plain(), *([rehearse] if first.knowledge.defence is not None else [])]
-        known = [self._known(first, public, way, sketch) for way in ways]
+        known = [learned(shelf) for shelf in self.trainables(first.model, first.knowledge)]
         found = [_look_up(observation, public, known, sketch) for observation in observations]
         if listener is not None:
             listener(1.0, torch.stack([images for images, _, _ in found]))
@@ -77,17 +79,39 @@ class RetrievalAttack(Attack):
         notes = (f"looked up among {len(public):,} public images",)
         return [Reconstruction(images, labels, value, (), seconds, notes) for images, labels, value in found]
 
-    def _known(self, observation: Observation, public: Batch, rehearse: Rehearse, sketch: Sketch) -> Tensors:
-        """Return the public images' updates as unit vectors [n, D], and what each entry was divided by [D]."""
-        identity = lesson_identity(observation.model, public, rehearse, {"attack": "retrieval", "features": _FEATURES})
+    def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
+        """Yield the updates that are looked up among."""
+        self.check_knowledge(knowledge)
+        public, rehearse = public_of(knowledge, "retrieval")
+        aware = knowledge.defence is not None
+        yield from (_Shelf(model, public, way, {}) for way in (rehearse.plain(), *([rehearse] if aware else [])))
 
-        def learn() -> State:
-            stream = rehearse(observation.model, public.images[:, None], public.labels[:, None], 0)
-            known = torch.cat([sketch(updates) for updates in stream])
-            scales = tensor_scales(known, sketch.lengths)
-            return {"known": unit(known / scales), "scales": scales}, {}
 
-        return kept("retrieval", identity, learn)[0]
+class _Shelf(Lesson[Tensors]):
+    """The public images' updates as unit vectors `known` [n, D], and what each entry was divided by, `scales` [D]."""
+
+    kind: ClassVar[str] = "retrieval"
+
+    @property
+    def title(self) -> str:
+        return f"updates of {len(self.public):,} public images"
+
+    @property
+    def sketch(self) -> Sketch:
+        return Sketch({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}, _FEATURES)
+
+    def fit(self, report: Report, unfinished: Unfinished) -> Tensors:
+        sketch = self.sketch
+        stream = self.rehearse(self.model, self.public.images[:, None], self.public.labels[:, None], 0)
+        known = torch.cat([sketch(updates) for updates in stream])
+        scales = tensor_scales(known, sketch.lengths)
+        return {"known": unit(known / scales), "scales": scales}
+
+    def save(self, trained: Tensors) -> Saved:
+        return Saved(trained)
+
+    def load(self, saved: Saved) -> Tensors:
+        return saved.tensors
 
 
 def _look_up(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from fedseal.attacks.auto.members import CLOSED, SEARCHES, family_of
 from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race
 from fedseal.attacks.auto.spending import iterations_for, parse_budget
 from fedseal.attacks.explaining import Mismatch
-from fedseal.attacks.learned.library import State, kept, lesson_identity
+from fedseal.attacks.learned.library import Lesson, learned
 from fedseal.attacks.shadow.study import tuned_specs
 from fedseal.attacks.shadow.targets import play_shadows, split_public
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
@@ -38,6 +38,8 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.sources import code_digest
+from fedseal.core.trainable import Saved, Unfinished
+from fedseal.core.watcher import Report
 
 Parted: TypeAlias = tuple[Batch, Batch]
 """The public images that become shadows, and the rest."""
@@ -112,26 +114,55 @@ class AutoAttack(Attack):
         assert public is not None
         assert rehearse is not None
         searches = _searches(observation, public, rehearse)
-        determined_by = {
-            "attack": "auto",
-            "spent": asdict(spent),
-            "members": [*CLOSED, *searches],
-            "code": [code_digest(entry.modules, entry=entry.name) for entry in map(ATTACKS.find, [*CLOSED, *searches])],
+        members = [*CLOSED, *searches]
+        options = {
+            "spent": spent,
+            "members": members,
+            "code": [code_digest(entry.modules, entry=entry.name) for entry in map(ATTACKS.find, members)],
             "labels": "given" if knowledge.labels is not None else knowledge.label_rule,
             "aware": knowledge.defence is not None,
             "statistics": knowledge.bn_statistics is not None,
         }
-
-        def learn() -> State:
-            shadows = play_shadows(observation, *parted, _SEED)
-            judged = {member: judge(member, shadows, spent) for member in _closed(observation)}
-            trust = {member: one for member, one in judged.items() if one is not None}
-            trust |= race(shadows, searches, spent.iterations or 1, spent.restarts)
-            return {}, {"trust": [[asdict(member), asdict(one)] for member, one in trust.items()]}
-
-        _, values = kept("auto", lesson_identity(observation.model, public, rehearse, determined_by), learn)
-        trust = {Member(**member): Trust(**one) for member, one in values["trust"]}
+        trust = learned(_Experience(observation, public, rehearse, parted, searches, spent, options))
         return _Plan(tuple(trust), trust) if trust else _unprepared(observation)
+
+
+class _Experience(Lesson[dict[Member, Trust]]):
+    """What to expect of each member that answers shadows, and which search wins the race."""
+
+    kind: ClassVar[str] = "auto"
+
+    def __init__(
+        self,
+        observation: Observation,
+        public: Batch,
+        rehearse: Rehearse,
+        parted: Parted,
+        searches: Sequence[str],
+        spent: Budget,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(observation.model, public, rehearse, options)
+        self._observation = observation
+        self._parted = parted
+        self._searches = searches
+        self._spent = spent
+
+    @property
+    def title(self) -> str:
+        return f"experience with {_SHADOWS} shadow targets"
+
+    def fit(self, report: Report, unfinished: Unfinished) -> dict[Member, Trust]:
+        shadows = play_shadows(self._observation, *self._parted, _SEED)
+        judged = {member: judge(member, shadows, self._spent) for member in _closed(self._observation)}
+        trust = {member: one for member, one in judged.items() if one is not None}
+        return trust | race(shadows, self._searches, self._spent.iterations or 1, self._spent.restarts)
+
+    def save(self, trained: dict[Member, Trust]) -> Saved:
+        return Saved({}, {"trust": [[asdict(member), asdict(one)] for member, one in trained.items()]})
+
+    def load(self, saved: Saved) -> dict[Member, Trust]:
+        return {Member(**member): Trust(**one) for member, one in saved.values["trust"]}
 
 
 def _searches(observation: Observation, public: Batch, rehearse: Rehearse) -> tuple[str, ...]:

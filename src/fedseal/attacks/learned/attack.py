@@ -2,7 +2,7 @@
 
 Threat model: passive server with public images. The defence is a black box, so the same mechanism is aware of every
 defence, also of those that no formula inverts. Updates are sketched to at most 16,384 numbers. Departures: besides the
-paper's network a kernel regression in closed form; batches are told apart by their sorted labels.
+paper's network a kernel regression in closed form, which tells the images of a batch apart by their sorted labels.
 
 Cost: one rehearsed round per training batch and the fit, once per model, defence and shape; a matrix product or a
 forward pass per target.
@@ -14,26 +14,30 @@ that swamps the sketch brings it to the mean image; batches whose labels repeat 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
 
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.labels import infer_labels
-from fedseal.attacks.learned.kernel import KernelDecoder, fit_kernel
-from fedseal.attacks.learned.library import State, kept, lesson_identity
+from fedseal.attacks.learned.lessons import Decoder, Form, KernelLesson, NetworkLesson
+from fedseal.attacks.learned.library import Lesson, learned
+from fedseal.attacks.learned.network import NetworkPlan
 from fedseal.attacks.learned.pairs import Stage, check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch
-from fedseal.attacks.reading import image_count
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.errors import UsageError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
+from fedseal.core.trainable import Trainable
 
 _FEWEST_FEATURES = 64
+_FEATURES: dict[Form, int] = {"kernel": 16384, "network": 4096}
 
 
 @ATTACKS.register(
@@ -49,15 +53,26 @@ class LearnedAttack(Attack):
     """Answers every update by one map, learned once per model, defence and public data.
 
     Args:
-        features: numbers an update is sketched to, at most.
+        form: a kernel, in closed form, or a network, for more data and for batches.
+        features: numbers an update is sketched to, at most; 0 for 16,384, and 4,096 for a network.
+        epochs: of a network's training.
         seed: of what is drawn in learning; targets have no part in it.
     """
 
-    def __init__(self, features: int = 16384, seed: int = 0) -> None:
-        if features < _FEWEST_FEATURES:
+    def __init__(self, form: Form = "kernel", features: int = 0, epochs: int = 30, seed: int = 0) -> None:
+        if features and features < _FEWEST_FEATURES:
             raise UsageError(f"learned needs at least {_FEWEST_FEATURES} features, got {features}.")
-        self._features = features
+        if features < 0 or epochs < 1:
+            raise UsageError(f"learned needs features >= 0 and epochs >= 1, got {features} and {epochs}.")
+        self._form: Form = form
+        self._features = features or _FEATURES[form]
+        self._epochs = epochs
         self._seed = seed
+
+    def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
+        """Yield what is learned."""
+        self.check_knowledge(knowledge)
+        yield self._lesson(self._stage(model, knowledge), knowledge.num_classes)
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
         """Refuse what cannot be learned: no public images, too few, or no way to rehearse."""
@@ -77,8 +92,8 @@ class LearnedAttack(Attack):
         first = observations[0]
         for observation in observations:
             self.check(observation)
-        stage = self._stage(first)
-        decoder = self._decoder(stage, first.knowledge.num_classes)
+        stage = self._stage(first.model, first.knowledge)
+        decoder: Decoder = learned(self._lesson(stage, first.knowledge.num_classes))
         stacked = {name: torch.stack([o.update.tensors[name] for o in observations]) for name in first.update.tensors}
         answers = decoder.predict(stage.sketch(stacked))
         shape = (len(observations), stage.count, *first.knowledge.input_shape)
@@ -86,43 +101,49 @@ class LearnedAttack(Attack):
         images = answers[:, :pixels].reshape(shape).to(next(iter(first.parameters.values())).dtype)
         if listener is not None:
             listener(1.0, images)
-        note = (
-            f"learned from {len(stage.public):,} public images, {decoder.choice}: {decoder.held_back_db:.1f} dB there"
-        )
+        how = f"{decoder.describe()}: {decoder.held_back_db:.1f} dB there"
+        note = f"learned from {len(stage.public):,} public images, {how}"
         shares = answers[:, pixels:].reshape(len(observations), stage.count, -1)
         seconds = (time.perf_counter() - started) / len(observations)
-        return [_answer(*one, seconds, note) for one in zip(observations, images, shares, seeds, strict=True)]
+        each = zip(observations, images, shares, seeds, strict=True)
+        return [_answer(*one, decoder.ordered, seconds, note) for one in each]
 
-    def _stage(self, observation: Observation) -> Stage:
-        public, rehearse = public_of(observation.knowledge, "learned")
-        sketch = Sketch(observation.update.tensors, self._features, self._seed)
-        return Stage(observation.model, public, rehearse, image_count(observation), sketch, self._seed)
+    def _stage(self, model: nn.Module, knowledge: Knowledge) -> Stage:
+        public, rehearse = public_of(knowledge, "learned")
+        like = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        count = (knowledge.batch_size or 1) * (knowledge.local_steps or 1) * (knowledge.clients or 1)
+        return Stage(model, public, rehearse, count, Sketch(like, self._features, self._seed), self._seed)
 
-    def _decoder(self, stage: Stage, classes: int) -> KernelDecoder:
-        options = {"attack": "learned", "features": self._features, "seed": self._seed, "images": stage.count}
-        identity = lesson_identity(stage.model, stage.public, stage.rehearse, options)
-
-        def learn() -> State:
-            learned_from, held_back = stage.split()
-            learn, held = stage.play(learned_from, "learn"), stage.play(held_back, "held back")
-            return fit_kernel(learn, held, stage.sketch.lengths, classes).state()
-
-        return KernelDecoder.restore(*kept("learned", identity, learn))
+    def _lesson(self, stage: Stage, classes: int) -> Lesson[Any]:
+        options = {"form": self._form, "features": self._features, "seed": self._seed, "images": stage.count}
+        if self._form == "kernel":
+            return KernelLesson(stage, classes, options)
+        return NetworkLesson(stage, classes, NetworkPlan(epochs=self._epochs), options)
 
 
 def _answer(
-    observation: Observation, images: Tensor, shares: Tensor, seed: int, seconds: float, note: str
+    observation: Observation, images: Tensor, shares: Tensor, seed: int, ordered: bool, seconds: float, note: str
 ) -> Reconstruction:
     """Return one target's answer, its labels as given, or else inferred or learned, whichever explains it better."""
     knowledge = observation.knowledge
     mismatch = Mismatch(observation)
     candidates: list[tuple[Tensor, tuple[str, ...]]] = []
     if knowledge.labels is None:
-        candidates.append((shares.argmax(1).sort().values, (note,)))
+        candidates.append((_placed(shares.argmax(1), shares, ordered), (note,)))
     if knowledge.labels is not None or knowledge.label_rule != "unknown":
         guess = infer_labels(observation, seed)
-        candidates.append((guess.labels.sort().values, (note, *guess.notes)))
+        candidates.append((_placed(guess.labels, shares, ordered), (note, *guess.notes)))
     objectives = [mismatch(images, labels) for labels, _ in candidates]
     best = min(range(len(candidates)), key=objectives.__getitem__)
     labels, said = candidates[best]
     return Reconstruction(images, labels, objectives[best], seconds=seconds, notes=said)
+
+
+def _placed(labels: Tensor, shares: Tensor, ordered: bool) -> Tensor:
+    """Return labels [B] in the order of the images: sorted, or where the learned shares [B, classes] want them."""
+    if ordered:
+        return labels.sort().values
+    rows, columns = linear_sum_assignment(shares[:, labels].cpu().numpy(), maximize=True)
+    placed = torch.empty_like(labels)
+    placed[torch.as_tensor(rows)] = labels[torch.as_tensor(columns)]
+    return placed

@@ -28,6 +28,7 @@ updates, which lets rarely sent entries speak where a defence masks them."""
 SCALINGS: tuple[Scaling, ...] = ("whole", "tensors", "entries")
 WIDTHS = (0.25, 1.0, 2.0, 4.0)
 RIDGES = (1e-3, 1e-2, 1e-1)
+_KEPT = ("deviations", "known", "coefficients", "mean")
 _MOST_CHOSEN_ON, _PIXELS = 2000, 256
 _LEAST_DEVIATION = 1e-3
 _ROWS = 1024
@@ -68,6 +69,11 @@ class KernelDecoder:
     coefficients: Tensor
     mean: Tensor
     held_back_db: float
+    ordered: bool = True
+
+    def describe(self) -> str:
+        """Return how it was learned."""
+        return str(self.choice)
 
     def predict(self, sketches: Tensor) -> Tensor:
         """Return images and shares of labels [K, B C H W + B classes] in [0, 1] for sketches [K, D].
@@ -88,7 +94,7 @@ class KernelDecoder:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and plain values that `restore` takes."""
-        tensors = {key: getattr(self, key) for key in ("deviations", "known", "coefficients", "mean")}
+        tensors = {key: getattr(self, key) for key in _KEPT}
         choice = self.choice
         plain = {"scaling": choice.scaling, "width": choice.width, "ridge": choice.ridge}
         return tensors, {**plain, "lengths": list(self.lengths), "held_back_db": self.held_back_db}
@@ -96,9 +102,10 @@ class KernelDecoder:
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> KernelDecoder:
         """Return what `state` described."""
-        values = dict(plain)
-        choice = Choice(values["scaling"], values["width"], values["ridge"])
-        return cls(choice, tuple(values["lengths"]), **tensors, held_back_db=values["held_back_db"])
+        choice = Choice(plain["scaling"], plain["width"], plain["ridge"])
+        deviations, known, coefficients, mean = (tensors[key] for key in _KEPT)
+        lengths, quality = tuple(plain["lengths"]), float(plain["held_back_db"])
+        return cls(choice, lengths, deviations, known, coefficients, mean, quality)
 
 
 def scaled(sketches: Tensor, scaling: Scaling, lengths: tuple[int, ...], deviations: Tensor) -> Tensor:

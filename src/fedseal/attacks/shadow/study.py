@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 
-from fedseal.attacks.learned.library import lesson_identity
 from fedseal.attacks.shadow.ranges import Choice, Range, tunable, with_options
 from fedseal.attacks.shadow.targets import play_shadows, split_public
 from fedseal.core.attack import ATTACKS, Budget
@@ -23,6 +22,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, FedsealError, UsageError
 from fedseal.core.files import write_atomically
 from fedseal.core.hashing import hash_json
+from fedseal.core.identity import identity_of
 from fedseal.core.knowledge import Rehearse
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import derive_seed
@@ -126,7 +126,8 @@ def tuned_specs(model: nn.Module, public: Batch, rehearse: Rehearse) -> tuple[st
 
 
 def _directory(model: nn.Module, public: Batch, rehearse: Rehearse) -> Path:
-    return cache_directory() / "studies" / lesson_identity(model, public, rehearse, {})[:32]
+    content = {"images": public.images, "labels": public.labels}
+    return cache_directory() / "studies" / identity_of(model=model, public=content, how=rehearse.identity)[:32]
 
 
 def _optuna() -> Any:
