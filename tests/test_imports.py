@@ -26,6 +26,7 @@ LEVELS = (
     {"defences", "detection"},
     {"preparation"},
     {"federation"},
+    {"modalities"},
     {"metrics"},
     {"models", "data"},
     {"core"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedseal.engines.events import Event, Finished, Progressed, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.federation.simulation import RoundsShown
-from fedseal.metrics.lpips import load_lpips, why_no_lpips
+from fedseal.modalities.measures import measures_of
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord
@@ -177,7 +177,7 @@ def _make_work(
     scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str, stages: Path
 ) -> Work:
     """Build, once per process, the function that runs a task (scenario index, job)."""
-    lpips = load_lpips()
+    measures = cache(measures_of)
     runners: dict[int, TrialRunner] = {}
     readers: dict[int, Reader] = {}
 
@@ -190,7 +190,7 @@ def _make_work(
                     f"model {scenarios[index].model} has other weights each time it is built.",
                     hint="Draw them from PyTorch's generator, which the seed sets, or load a checkpoint.",
                 )
-            runners[index] = TrialRunner(setup, lpips)
+            runners[index] = TrialRunner(setup, measures(setup.public.modality))
             readers[index] = Reader(setup)
         if isinstance(job, ReadingJob):
             return readers[index].run(job)
@@ -239,9 +239,9 @@ def _environment(setups: Sequence[Setup]) -> dict[str, str]:
         "NumPy": numpy.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
         "device": next(setups[0].model.parameters()).device.type,
-        "LPIPS": why_no_lpips() or "AlexNet v0.1",
     }
     for setup in setups:
+        environment |= measures_of(setup.public.modality).describe()
         environment[f"{setup.scenario.name}: seed"] = str(setup.scenario.seed)
         environment[f"{setup.scenario.name}: data (SHA-256)"] = setup.data_hash
         environment[f"{setup.scenario.name}: weights (SHA-256)"] = setup.weights_hash

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import fmean
 
 import torch
 from safetensors.torch import save
@@ -13,23 +12,14 @@ from torch import Tensor
 from fedseal.audit.plan import Job
 from fedseal.audit.setup import Setup, Target, make_aware
 from fedseal.core.attack import ATTACKS, Budget
-from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 from fedseal.core.watcher import Report, Tick
 from fedseal.defences.pipeline import build_defence
-from fedseal.metrics.baselines import chance_baselines
-from fedseal.metrics.image import psnr
 from fedseal.metrics.labels import guessed_accuracy
-from fedseal.metrics.lpips import Lpips
-from fedseal.metrics.registry import measure
-from fedseal.metrics.score import score
-from fedseal.metrics.singling import line_up
+from fedseal.modalities.measures import Case, Measures
 from fedseal.store.records import TrialRecord
-
-PICTURED = 8
-"""Images of a trial whose line-ups are kept as pictures."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +35,12 @@ class TrialRunner:
 
     Args:
         setup: shared by all jobs.
-        lpips: the perceptual metric, or None where its weights are absent.
+        measures: of the set-up's kind of data.
     """
 
-    def __init__(self, setup: Setup, lpips: Lpips | None) -> None:
+    def __init__(self, setup: Setup, measures: Measures) -> None:
         self._setup = setup
-        self._lpips = lpips
-        self._baselines: dict[tuple[int, int], dict[str, tuple[float, ...]]] = {}
+        self._measures = measures
 
     @cached_property
     def _budget(self) -> Budget:
@@ -82,11 +71,10 @@ class TrialRunner:
             for target in targets
         ]
         attack.check(observations[0])
-        truth = torch.stack([target.originals.images for target in targets])
+        truth = [target.originals for target in targets]
 
         def listen(done: float, images: Tensor) -> None:
-            reached = fmean(psnr(truth.flatten(0, 1), images.flatten(0, 1), data_range=1.0).tolist())
-            report(Tick(done, {"psnr_db": reached}))
+            report(Tick(done, self._measures.progress(truth, images)))
 
         reconstructions = attack.run_many(observations, self._budget, seeds, listen)
         ledgers = [observation.knowledge.ledger() for observation in observations]
@@ -98,65 +86,32 @@ class TrialRunner:
     def _score(
         self, job: Job, index: int, target: Target, reconstruction: Reconstruction, ledger: dict[str, str]
     ) -> Outcome:
-        scores = score(target.originals, reconstruction.images, reconstruction.labels, self._lpips)
-        matched = reconstruction.images[list(scores.pairing)].clamp(0, 1)
+        scenario = self._setup.scenario
+        case = Case(
+            target.originals,
+            target.fed,
+            self._setup.public,
+            self._setup.strangers,
+            by_class=scenario.attacker.labels == "true",
+            metrics=scenario.metrics,
+            seed=derive_seed(scenario.seed, "baseline", job.trials[index].target),
+        )
+        measured = self._measures.measure(case, reconstruction)
         record = self._record(
             job,
             index,
-            psnr=scores.psnr,
-            ssim=scores.ssim,
-            mse=scores.mse,
-            lpips=scores.lpips,
-            psnr_best=scores.psnr_best,
-            psnr_fed=self._against_fed(target, reconstruction),
-            label_accuracy=scores.label_accuracy,
+            **measured.fields,
             label_chance=self._label_chance(len(target.originals)),
-            weight_seed=self._setup.scenario.seed,
-            **self._line_up(target, reconstruction),
-            baselines=self._chance(job.trials[index].target, target),
+            weight_seed=scenario.seed,
             objective=reconstruction.objective,
             trace=reconstruction.trace,
             seconds=reconstruction.seconds,
             cost=asdict(target.cost),
             knowledge=ledger,
             notes=reconstruction.notes,
-            metrics={spec: measure(spec, target.originals.images, matched) for spec in self._setup.scenario.metrics},
         )
-        images = {"originals": target.originals.images.float(), "reconstructions": matched.float()}
-        for place, chosen in enumerate(record.top[:PICTURED]):
-            images[f"line_up.{place}"] = self._candidates(target.originals.images[place], chosen)
-        return Outcome(record, save({name: tensor.detach().cpu().contiguous() for name, tensor in images.items()}))
-
-    def _candidates(self, original: Tensor, chosen: tuple[int, ...]) -> Tensor:
-        """Return the pictures of a line-up's front, [K, C, H, W]."""
-        strangers = self._setup.strangers.images
-        return torch.stack([original if index < 0 else strangers[index] for index in chosen]).float()
-
-    def _against_fed(self, target: Target, reconstruction: Reconstruction) -> tuple[float, ...] | None:
-        """Score against what the model was fed, where a defence changed it."""
-        if torch.equal(target.fed.images, target.originals.images):
-            return None
-        fed = Batch(target.fed.images, target.originals.labels)  # mixed labels are shares, and are not scored here
-        return score(fed, reconstruction.images, reconstruction.labels, None).psnr
-
-    def _line_up(self, target: Target, reconstruction: Reconstruction) -> dict[str, object]:
-        """Rank the originals among strangers; nothing, where these are too few."""
-        found = line_up(
-            target.originals,
-            reconstruction.images,
-            self._setup.strangers,
-            self._lpips,
-            by_class=self._setup.scenario.attacker.labels == "true",
-        )
-        if found is None:
-            return {}
-        return {
-            "ranks": found.ranks,
-            "line_up": found.sizes,
-            "twins": found.twins,
-            "stranger_psnr": found.stranger_psnr,
-            "top": found.top,
-        }
+        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in measured.kept.items()}
+        return Outcome(record, save(kept))
 
     def _label_chance(self, count: int) -> float | None:
         """Return what guessing labels by public frequencies gives; None where the attacker was given them."""
@@ -164,14 +119,6 @@ class TrialRunner:
             return None
         classes = len(self._setup.private.classes)
         return guessed_accuracy(torch.bincount(self._setup.public.labels.cpu(), minlength=classes), count)
-
-    def _chance(self, number: int, target: Target) -> dict[str, tuple[float, ...]]:
-        key = (number, len(target.originals))
-        if key not in self._baselines:
-            seed = derive_seed(self._setup.scenario.seed, "baseline", number)
-            found = chance_baselines(target.originals.images, target.originals.labels, self._setup.public, seed)
-            self._baselines[key] = {name: tuple(values.tolist()) for name, values in found.items()}
-        return self._baselines[key]
 
     def _without_result(self, job: Job, status: str, message: str) -> list[Outcome]:
         return [Outcome(self._record(job, i, status=status, message=message)) for i in range(len(job.trials))]

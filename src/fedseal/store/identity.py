@@ -47,7 +47,7 @@ def data_part(data: ImageDataset, content: str | None = None) -> Any:
         content: hash of what the part was taken from, where the rest of an identity says how.
     """
     return {
-        "content": content or hash_tensors({"images": data.images, "labels": data.labels}),
+        "content": content or hash_tensors({"inputs": data.inputs, "labels": data.labels}),
         "classes": len(data.classes),
         "normalisation": content_of(data.normalisation),
     }

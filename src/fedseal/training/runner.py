@@ -144,6 +144,6 @@ def _head(scenario: TrainingScenario, federation: Federation, command: str, devi
             "machine": f"{platform.system()} {platform.machine()}",
             "device": device,
             "training images": str(len(federation.train)),
-            "data (SHA-256)": hash_tensors({"images": federation.train.images, "labels": federation.train.labels}),
+            "data (SHA-256)": hash_tensors({"inputs": federation.train.inputs, "labels": federation.train.labels}),
         },
     }

@@ -1,0 +1,108 @@
+"""Images: PSNR, SSIM, MSE and LPIPS under one fixed matching, chance baselines, line-ups of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedseal.core.batch import Batch
+from fedseal.core.hashing import hash_tensors
+from fedseal.core.reconstruction import Reconstruction
+from fedseal.metrics.baselines import chance_baselines
+from fedseal.metrics.image import psnr
+from fedseal.metrics.lpips import Lpips, load_lpips, why_no_lpips
+from fedseal.metrics.registry import measure
+from fedseal.metrics.score import score
+from fedseal.metrics.singling import line_up
+from fedseal.modalities.measures import Case, Measured, Measures
+
+PICTURED = 8
+"""Images of a target whose line-ups are kept as pictures."""
+
+
+@dataclass(frozen=True)
+class ImageMeasures(Measures):
+    """Measures of images.
+
+    Attributes:
+        lpips: the perceptual metric, or None where its weights are absent.
+    """
+
+    lpips: Lpips | None = None
+    _baselines: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls) -> ImageMeasures:
+        """Return the measures this machine has weights for."""
+        return cls(load_lpips())
+
+    def describe(self) -> dict[str, str]:
+        """Say which perceptual metric is used, or why none is."""
+        return {"LPIPS": why_no_lpips() or "AlexNet v0.1"}
+
+    def progress(self, originals: Sequence[Batch], guesses: Tensor) -> dict[str, float]:
+        """Return the mean PSNR of the images as they stand."""
+        truth = torch.cat([batch.images for batch in originals])
+        return {"psnr_db": fmean(psnr(truth, guesses.flatten(0, 1), data_range=1.0).tolist())}
+
+    def measure(self, case: Case, answer: Reconstruction) -> Measured:
+        """Score under the one fixed matching; what is kept are pictures in [0, 1]."""
+        scores = score(case.originals, answer.images, answer.labels, self.lpips)
+        matched = answer.images[list(scores.pairing)].clamp(0, 1)
+        ranked = self._line_up(case, answer)
+        fields = {
+            "psnr": scores.psnr,
+            "ssim": scores.ssim,
+            "mse": scores.mse,
+            "lpips": scores.lpips,
+            "psnr_best": scores.psnr_best,
+            "psnr_fed": _against_fed(case, answer),
+            "label_accuracy": scores.label_accuracy,
+            "baselines": self._chance(case),
+            "metrics": {spec: measure(spec, case.originals.images, matched) for spec in case.metrics},
+            **ranked,
+        }
+        kept = {"originals": case.originals.images.float(), "reconstructions": matched.float()}
+        for place, chosen in enumerate(ranked.get("top", ())[:PICTURED]):
+            kept[f"line_up.{place}"] = _candidates(case, place, chosen)
+        return Measured(fields, kept)
+
+    def _line_up(self, case: Case, answer: Reconstruction) -> dict[str, Any]:
+        """Rank the originals among strangers; nothing, where these are too few."""
+        found = line_up(case.originals, answer.images, case.strangers, self.lpips, by_class=case.by_class)
+        if found is None:
+            return {}
+        return {
+            "ranks": found.ranks,
+            "line_up": found.sizes,
+            "twins": found.twins,
+            "stranger_psnr": found.stranger_psnr,
+            "top": found.top,
+        }
+
+    def _chance(self, case: Case) -> dict[str, tuple[float, ...]]:
+        """Return what baselines score; the same for every attack on the same images, so computed once."""
+        key = f"{case.seed}/{len(case.public)}/{hash_tensors({'images': case.originals.images})}"
+        if key not in self._baselines:
+            found = chance_baselines(case.originals.images, case.originals.labels, case.public, case.seed)
+            self._baselines[key] = {name: tuple(values.tolist()) for name, values in found.items()}
+        return self._baselines[key]
+
+
+def _against_fed(case: Case, answer: Reconstruction) -> tuple[float, ...] | None:
+    """Score against what the model was fed, where a defence changed it."""
+    if torch.equal(case.fed.images, case.originals.images):
+        return None
+    fed = Batch(case.fed.images, case.originals.labels)  # mixed labels are shares, and are not scored here
+    return score(fed, answer.images, answer.labels, None).psnr
+
+
+def _candidates(case: Case, place: int, chosen: tuple[int, ...]) -> Tensor:
+    """Return the pictures of a line-up's front, [K, C, H, W]."""
+    original, strangers = case.originals.images[place], case.strangers.images
+    return torch.stack([original if index < 0 else strangers[index] for index in chosen]).float()
