@@ -29,7 +29,7 @@ from fedseal.engines.events import Event, Finished, Progressed, Started, Work
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.federation.simulation import RoundsShown
-from fedseal.modalities.measures import measures_of
+from fedseal.modalities.known import measures_of
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from fedseal.core.batch import Batch
-from fedseal.core.errors import UsageError
 from fedseal.core.reconstruction import Reconstruction
 
 
@@ -64,13 +63,3 @@ class Measures(ABC):
     @abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what a reader must know of the measures, for the report's environment."""
-
-
-def measures_of(modality: str) -> Measures:
-    """Return how a modality is measured."""
-    from fedseal.core.modality import IMAGE
-    from fedseal.modalities.image import ImageMeasures
-
-    if modality == IMAGE:
-        return ImageMeasures.load()
-    raise UsageError(f"nothing is known of how inputs of the kind {modality!r} are measured.")
