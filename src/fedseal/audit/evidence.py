@@ -140,12 +140,12 @@ def worst_victims(done: Sequence[TrialRecord]) -> Victims:
     )
 
 
-def singled_out(done: Sequence[TrialRecord]) -> Picked | None:
-    """Read the line-ups; None where strangers were too few in any trial."""
+def singled_out(done: Sequence[TrialRecord], cells: int = 1) -> Picked | None:
+    """Read the line-ups of one of several cells of a defence; None where strangers were too few in any trial."""
     if not done or any(not record.ranks for record in done):
         return None
     names = [name for name in done[0].ranks if all(name in record.ranks for record in done)]
-    return picked({name: [_places(record, name) for record in done] for name in names})
+    return picked({name: [_places(record, name) for record in done] for name in names}, cells=cells)
 
 
 def _places(record: TrialRecord, name: str) -> list[Placed]:

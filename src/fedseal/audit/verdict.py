@@ -118,8 +118,9 @@ def judge(
     ideals = _ideals(readings)
     measured = []
     for (scenario, defence, attack, aware), members in grouped.items():
-        cell = _measure(Cell(scenario, defence, attack, aware, tuple(members)), seed)
         key = (scenario, defence)
+        together = sum(other[:2] == key for other in grouped)
+        cell = _measure(Cell(scenario, defence, attack, aware, tuple(members)), together, seed)
         control = defence == "none" and "none" not in (asked or {}).get(scenario, ("none",))
         measured.append(replace(cell, ideal=ideals.get(key), proven=(proofs or {}).get(key), control=control))
     broken = {(cell.scenario, cell.attack) for cell in measured if cell.defence == "none" and cell.leaks}
@@ -135,8 +136,8 @@ def judge(
     )
 
 
-def _measure(cell: Cell, seed: int) -> Cell:
-    """Take all readings of a cell's trials."""
+def _measure(cell: Cell, together: int, seed: int) -> Cell:
+    """Take all readings of a cell's trials, one of `together` on the same defence."""
     done = cell.succeeded
     if not done:
         return cell
@@ -149,7 +150,7 @@ def _measure(cell: Cell, seed: int) -> Cell:
         lpips=by_seed(done, lpips, seed) if len(lpips) == len(done) else None,
         chance=against_chance(done, seed),
         victims=worst_victims(done),
-        picked=singled_out(done),
+        picked=singled_out(done, together),
         labels=recovered_labels(done),
     )
     return replace(measured, leaks=tuple(_leaks(measured)))

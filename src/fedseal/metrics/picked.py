@@ -10,8 +10,8 @@ from scipy import special
 
 from fedseal.metrics.intervals import Interval, clustered_share
 
-ALPHA = 0.01
-"""Family-wise significance, over all similarities."""
+ALPHA = 0.02
+"""Family-wise significance: over both tests, all similarities and all attacks on a defence."""
 
 NEAR = 0.05
 """Share of the line-up that counts as its front."""
@@ -31,7 +31,7 @@ class Picked:
     """How often originals are picked out, by the similarity that does it best.
 
     Attributes:
-        similarity: which; `tried` of them were looked at, and both p-values carry that factor.
+        similarity: which; both p-values carry the factor of all that were looked at.
         first: share of originals ranked first, with its interval.
         near: share in the first 5 %, with its interval.
         count: originals ranked first.
@@ -40,7 +40,7 @@ class Picked:
         chance: probability of being first without a leak.
         p_first: of so many firsts without a leak.
         p_ranks: of so small a sum of ranks without a leak.
-        tried: similarities looked at.
+        tried: similarities looked at, times the cells that are read together.
     """
 
     similarity: str
@@ -60,14 +60,15 @@ class Picked:
         return min(self.p_first, self.p_ranks) < ALPHA / 2
 
 
-def picked(places: dict[str, Sequence[Sequence[Placed]]]) -> Picked | None:
+def picked(places: dict[str, Sequence[Sequence[Placed]]], *, cells: int = 1) -> Picked | None:
     """Return the best similarity's reading of all line-ups; None if there is none.
 
     Args:
         places: by similarity, one list of places per attacked batch.
+        cells: how many attacks on the same defence are read, of which the worst will count.
     """
     known = {name: [list(batch) for batch in batches if batch] for name, batches in places.items()}
-    readings = [_read(name, batches, len(known)) for name, batches in known.items() if batches]
+    readings = [_read(name, batches, cells * len(known)) for name, batches in known.items() if batches]
     return min(readings, key=lambda r: (-r.count, r.p_ranks), default=None)
 
 

@@ -121,7 +121,7 @@ def _picked(picked: Picked | None) -> dict[str, Any] | None:
         "chance": picked.chance,
         "p_first": picked.p_first,
         "p_ranks": picked.p_ranks,
-        "similarities_tried": picked.tried,
+        "comparisons": picked.tried,
         "significant": picked.significant,
     }
 
