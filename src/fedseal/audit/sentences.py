@@ -100,7 +100,9 @@ def _leak(cell: Cell) -> str:
 def _nothing_held(cell: Cell) -> str:
     if cell.decided == "proven" and cell.proven is not None:
         return f"no attack can make any success likelier by more than {cell.proven.advantage:.1%}"
-    return f"no attack got through, and {held_words(cell)}"
+    assert cell.ideal is not None
+    held = f"an ideal attacker reaches {cell.ideal.best_db:.1f} dB with the update"
+    return f"no attack got through, and {held}, {cell.ideal.prior_db:.1f} without"
 
 
 def _unsettled(row: Row, cell: Cell) -> str:

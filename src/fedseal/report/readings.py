@@ -85,7 +85,7 @@ class RowReadings:
         row: the defence.
         scale: the bar.
         layers: those that hold most, first.
-        pixel_map: picture of which pixels are known, bright where the update tells them; None where not computed.
+        pixel_map: picture of which pixels are known, bright where the update tells them; None where it tells nothing.
         line_ups: of the worst cell, the best ranked first.
         state: whether pictures are `shown`, `redacted` or `missing`.
     """
@@ -120,7 +120,7 @@ def _read(run: Run, row: Row, axis: Axis, redact: bool) -> RowReadings:
         row,
         scale,
         () if ideal is None else _layers(ideal),
-        None if redact or ideal is None else _pixel_map(run, ideal),
+        None if redact or ideal is None or ideal.is_low else _pixel_map(run, ideal),
         line_ups,
         "redacted" if redact else "shown" if shown else "missing",
     )

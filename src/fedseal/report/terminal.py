@@ -107,7 +107,7 @@ def _readings(row: Row) -> list[Text]:
         parts.append(f"{cell.victims.count} of {cell.victims.n} images beyond chance")
     parts.append(f"ideal {ideal_words(row.ideal)}")
     if row.proven is not None:
-        parts.append(row.proven.sentence())
+        parts.append(row.proven.sentence().rstrip("."))
     if cell.attack_failed:
         parts.append("the attack did far worse than a guess: it failed")
     return [Text(printable(f"{row.defence}: {'; '.join(parts)}."), style=STYLES[row.standing])]
