@@ -144,7 +144,7 @@ class Scenario(_Config):
     attacker: AttackerConfig = AttackerConfig()
     stage: StageConfig | None = None
     defences: Texts = Field(("none",), min_length=1)
-    attacks: Texts = Field(("ig",), min_length=1)
+    attacks: Texts = Field(("auto",), min_length=1)
     metrics: Texts = ()
     targets: int = Field(4, ge=1)
     readings: int = Field(2, ge=0)
