@@ -1,0 +1,171 @@
+"""Planted systems: what leaks is never called low, however short the search; what holds nothing is.
+
+The gravest error of an auditor is a false "low". Every system here leaks by a route that some audit has missed: the
+attacks are given next to no budget on purpose, so that the verdict has to rest on what the update holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedseal.audit.levels import State
+from fedseal.audit.run import Run
+from fedseal.audit.runner import run_audit
+from fedseal.audit.scenario import Scenario
+from fedseal.cli import app
+from fedseal.core.errors import InputError
+
+_here = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("soundness_planted", _here / "planted.py")
+assert _spec is not None
+assert _spec.loader is not None
+planted = importlib.util.module_from_spec(_spec)
+sys.modules["soundness_planted"] = planted
+_spec.loader.exec_module(planted)
+planted.register()
+
+WEAK = "ig:iterations=3"
+"""A search that finds nothing."""
+
+LEAKY = (
+    "none",
+    "gaussian:sigma=1e-6",
+    "gaussian:sigma=0.01",
+    "quantise:bits=1",
+    "quantise:bits=1,sign=bare",
+    "quantise:bits=2",
+    "topk:ratio=0.9",
+    "dgp",
+    "adadefense:dtype=bfloat16",
+    "minmax:ratio=0.95",
+    "soteria",
+    "planted-fortress",
+    "planted-permuted",
+    "planted-transposed",
+    "planted-bias-noise",
+    "planted-fixed-seed",
+    "planted-sometimes",
+    "planted-labels-only",
+    "planted-last-layer",
+    "planted-mean-colour",
+)
+SAFE = (
+    "gaussian:sigma=100",
+    "laplace:scale=300",
+    "dp-sgd:sigma=30",
+    "planted-random-vector",
+    "planted-other-data",
+    "planted-shouting",
+)
+
+
+def audited(out: Path, data: str, **keys: object) -> Run:
+    return run_audit([Scenario.model_validate({"data": data, "attacks": (WEAK,), "targets": 4, **keys})], out)
+
+
+def states(run: Run) -> dict[str, State | None]:
+    return {row.defence: row.state for row in run.verdict().rows}
+
+
+@pytest.fixture(scope="module")
+def leaky(digits: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return audited(tmp_path_factory.mktemp("leaky"), digits, model="mlp:width=16", defences=LEAKY, targets=8)
+
+
+@pytest.mark.parametrize("defence", LEAKY)
+def test_what_leaks_is_never_low(leaky: Run, defence: str):
+    assert states(leaky)[defence] not in {State.LOW, None}
+
+
+def test_labels_alone_are_a_leak(leaky: Run):
+    row = next(row for row in leaky.verdict().rows if row.defence == "planted-labels-only")
+    assert row.state is State.LEAK
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_holds_nothing_is_low(digits: str, tmp_path: Path, seed: int):
+    run = audited(tmp_path, digits, model="mlp:width=16", defences=SAFE, seed=seed)
+    found = states(run)
+    assert {defence: found[defence] for defence in SAFE} == dict.fromkeys(SAFE, State.LOW), run.verdict().sentence()
+
+
+@pytest.mark.parametrize(
+    ("why", "keys"),
+    [
+        ("one step of search", {"model": "lenet-relu", "iterations": 1}),
+        ("a batch in which few images leak", {"model": "mlp:width=64", "client": {"batch_size": 16}}),
+        ("an aggregate of two", {"model": "mlp:width=16", "client": {"aggregate": 2}}),
+        ("several local steps", {"model": "mlp:width=16", "client": {"local_steps": 2}}),
+        ("half precision", {"model": "mlp:width=16", "client": {"dtype": "float16"}}),
+    ],
+)
+def test_a_hard_setting_is_no_safety(digits: str, tmp_path: Path, why: str, keys: dict[str, object]):
+    found = states(audited(tmp_path, digits, **{"defences": ("none",), **keys}))
+    assert found["none"] not in {State.LOW, None}, why
+
+
+def test_blank_and_doubled_images_do_not_hide_the_others(digits: str, tmp_path: Path):
+    from fedseal.data.registry import DATASETS
+
+    whole = DATASETS.build(digits)
+    images = whole.images.clone()
+    images[::4] = 0
+    images[1::4] = images[1]
+    path = tmp_path / "blank.npz"
+    import numpy as np
+
+    np.savez(path, images=images.permute(0, 2, 3, 1).numpy(), labels=whole.labels.numpy())
+    run = audited(tmp_path / "run", f"npz:{path}", model="mlp:width=16", defences=("none",), targets=8)
+    assert states(run)["none"] not in {State.LOW, None}
+
+
+def test_a_model_built_to_leak_is_found_under_a_passive_audit(
+    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "weapon.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.net = nn.Sequential(nn.Flatten(), nn.Linear(196, 128), nn.ReLU(), nn.Linear(128, 10))\n"
+        "        with torch.no_grad():\n"
+        "            self.net[1].weight.fill_(1 / 196)\n"
+        "            self.net[1].bias.copy_(-torch.linspace(0.02, 0.4, 128))\n"
+        "    def forward(self, x):\n"
+        "        return self.net(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = audited(tmp_path / "run", digits, model="weapon:Net", defences=("none",), client={"batch_size": 4})
+    assert states(run)["none"] not in {State.LOW, None}
+    told = " ".join(finding.text for found in run.findings.values() for finding in found)
+    assert "weapon" in told or "imprint" in told or "built" in told, told
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit()\n", "def Net():\n    raise SystemExit(0)\n"])
+def test_a_model_that_exits_does_not_pass_a_build(
+    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    (tmp_path / "leaving.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    done = CliRunner().invoke(
+        app,
+        ["audit", "--model", "leaving:Net", "--data", digits, "--out", str(tmp_path / "o"), "--workers", "1"],
+    )
+    assert isinstance(done.exception, InputError)  # which the command line answers with exit code 2
+
+
+def test_too_few_targets_are_no_verdict(digits: str, tmp_path: Path):
+    found = states(audited(tmp_path, digits, model="mlp:width=16", defences=("gaussian:sigma=10,clip=inf",), targets=2))
+    assert found["gaussian:sigma=10,clip=inf"] in {State.TOO_FEW, State.LEAK}
+
+
+def test_the_planted_systems_are_many():
+    assert len(LEAKY) >= 20
+    assert len(SAFE) >= 6
