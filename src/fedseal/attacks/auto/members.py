@@ -1,9 +1,9 @@
 """Who takes part in `auto`: attacks by their names, and the settings raced on shadows.
 
 The settings are a coarse grid over the weight of total variation around what was found by hand on LeNets (0.05 with a
-cosine schedule on ReLU, next to none on sigmoids); they are not the outcome of studies. They need not be right: they are
-raced on shadows, and what `fedseal tune-attack` found for a set-up joins the race. Only where there are no public images
-to race on, a family's first is taken as it is.
+cosine schedule on ReLU, next to none on sigmoids); they are not the outcome of studies. They need not be right: they
+are raced on shadows, and what `fedseal tune-attack` found for a set-up joins the race. Only where there are no public
+images to race on, a family's first is taken as it is.
 """
 
 from __future__ import annotations
