@@ -166,6 +166,8 @@ def _read_by_probes(
             f"{str(dtype).removeprefix('torch.')} resolves: the upload holds at least this much"
         )
     found = estimate(linear, options.effort)
+    if options.layers:
+        remarks.append("layers are compared within the leading directions of the prior only")
     if not found.finished:
         remarks.append(f"solves were stopped after {found.iterations} steps: the upload holds at least this much")
     reading = IdealReading(

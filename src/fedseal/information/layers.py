@@ -25,8 +25,8 @@ def layer_names(model: nn.Module) -> dict[str, list[str]]:
 def leading_layers(linear: LinearUpload, layers: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Return each layer's reading within the prior's leading directions of variation, in dB.
 
-    For models too large to read layer by layer. What lies across these directions counts as unknown, so a figure says
-    at least how much a layer holds. One pass forward per direction serves all layers.
+    For models too large to read layer by layer: figures to compare layers by. What lies across these directions
+    disturbs nothing here, and counts as unknown. One pass forward per direction serves all layers.
     """
     prior, dtype = linear.prior, linear.map.point.dtype
     count = min(max(1, _LEADING // linear.images), prior.basis.shape[1])
