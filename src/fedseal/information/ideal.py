@@ -15,7 +15,7 @@ from fedseal.core.errors import CapabilityError, InputError
 from fedseal.information.exact import ExactReader, bytes_needed
 from fedseal.information.layers import layer_names, leading_layers
 from fedseal.information.linear import LinearUpload
-from fedseal.information.matrix_free import RESOLUTION, Effort, estimate, largest_eigenvalue
+from fedseal.information.matrix_free import Effort, estimate
 from fedseal.information.prior import ImagePrior
 from fedseal.information.reading import IdealReading, decibels, squared_error, unknown
 from fedseal.information.upload import Upload
@@ -156,16 +156,13 @@ def _read_by_probes(
     dtype = torch.float32 if entries > _MANY_ENTRIES else torch.float64
     linear = LinearUpload(upload, prior, dtype, variance)
     _check_memory(linear, options)
-    limit = RESOLUTION[dtype]
-    steepest = largest_eigenvalue(linear)
-    remarks = []
-    if steepest > limit:
-        linear.add_noise(steepest / limit)
-        remarks.append(
-            f"read as if its noise were {math.sqrt(steepest / limit):.2g} times as large, which is what "
-            f"{str(dtype).removeprefix('torch.')} resolves: the upload holds at least this much"
-        )
     found = estimate(linear, options.effort)
+    remarks = []
+    if found.inflation > 1:
+        remarks.append(
+            f"read as if its noise were {math.sqrt(found.inflation):.2g} times as large, which is what arithmetic and "
+            "steps resolve: the upload holds at least this much"
+        )
     if options.layers:
         remarks.append("layers are compared within the leading directions of the prior only")
     if not found.finished:
@@ -174,7 +171,8 @@ def _read_by_probes(
         decibels(found.error),
         decibels(prior.error),
         method="matrix-free",
-        error_db=max(decibels(found.low) - decibels(found.error), decibels(found.error) - decibels(found.high)),
+        error_db=max(decibels(found.low) - decibels(found.error), decibels(found.error) - decibels(found.high))
+        + 10 * math.log10(found.inflation),
         dimensions=linear.pixels,
         per_layer=leading_layers(linear, layer_names(upload.model)) if options.layers else {},
         pixel_map=found.pixel_errors.view(upload.fed.images.shape).float(),

@@ -4,6 +4,10 @@ trace(C) = trace(W M^-1 W'), M = I + A, A = B'B. A randomised Nystrom approximat
 SIAM J. Matrix Anal. Appl. 2023) serves twice: its own trace is exact and takes most of the variance out of the probes,
 which only estimate what it misses, and it is the preconditioner of their solves. A solve that is stopped early brackets
 its value: for a residual r, e'Me <= |r|^2, as no eigenvalue of M is below 1.
+
+Where rounding is the only noise, A's eigenvalues span more than the arithmetic resolves and the steps can solve. Then
+the noise is raised to what they can: the reading is at least that, and at most 10 log10(factor) more, as
+(I + f A)^-1 >= (I + A)^-1 / f.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from fedseal.information.linear import LinearUpload
 RESOLUTION = {torch.float32: 1e6, torch.float64: 1e13}
 """The largest eigenvalue of A beside which products still resolve the prior's own 1."""
 
-_POWER_STEPS = 6
 _TOLERANCE = 0.005
 _LAST = 5
 _TINY = 1e-300
@@ -52,6 +55,7 @@ class Estimate:
         pixel_errors: diag(C), roughly, [images x P].
         iterations: taken.
         finished: whether the solves reached their tolerance.
+        inflation: factor by which the variance of the noise was raised; 1 if it was not.
     """
 
     error: float
@@ -60,6 +64,7 @@ class Estimate:
     pixel_errors: Tensor
     iterations: int
     finished: bool
+    inflation: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,17 +91,6 @@ class Nystrom:
         return block + (inside * (least / (1 + self.values) - 1)) @ self.vectors
 
 
-def largest_eigenvalue(linear: LinearUpload) -> float:
-    """Return about the largest eigenvalue of A, by a few power steps: the precision at which B must be known."""
-    vector = linear.root(torch.ones(1, linear.unknowns, dtype=torch.float64))
-    size = 0.0
-    for _ in range(_POWER_STEPS):
-        vector = vector / vector.norm().clamp(min=_TINY)
-        vector = linear.transposed(linear.times(vector.to(linear.map.point))).double()
-        size = float(vector.norm())
-    return size
-
-
 def approximate(linear: LinearUpload, rank: int, source: torch.Generator) -> Nystrom:
     """Approximate A by its products with random images of the prior, which lie where A is large."""
     dtype = linear.map.point.dtype
@@ -119,6 +113,9 @@ def estimate(linear: LinearUpload, effort: Effort | None = None) -> Estimate:
     effort = effort or Effort()
     source = torch.Generator().manual_seed(effort.seed)
     known = approximate(linear, effort.rank, source)
+    inflation = _solvable(known, effort.iterations, RESOLUTION[linear.map.point.dtype])
+    linear.add_noise(inflation)
+    known = Nystrom(known.vectors, known.values / inflation)
     signs = (2 * torch.randint(2, (effort.probes, linear.pixels), generator=source) - 1).double()
     probes = torch.cat([signs, signs.new_zeros(effort.probes, linear.map.drawn)], 1)
     starts = linear.root(probes)
@@ -133,7 +130,19 @@ def estimate(linear: LinearUpload, effort: Effort | None = None) -> Estimate:
     value = min(max(found + (0.0 if solved.finished else float(solved.open.mean())), low), prior)
     diagonal = (signs * linear.root(solved.answers)[:, : linear.pixels]).mean(0).clamp(min=0)
     count = linear.pixels
-    return Estimate(value / count, low / count, high / count, diagonal, solved.iterations, solved.finished)
+    return Estimate(value / count, low / count, high / count, diagonal, solved.iterations, solved.finished, inflation)
+
+
+def _solvable(known: Nystrom, iterations: int, resolution: float) -> float:
+    """Return the factor on the noise's variance at which A is resolved, and its solves end within their steps.
+
+    Behind the preconditioner the condition is about 1 + the least eigenvalue it knows, k steps reduce an error to
+    2 exp(-2 k / sqrt(condition)).
+    """
+    if not len(known.values):
+        return 1.0
+    condition = (2 * iterations / math.log(2 / _TOLERANCE)) ** 2
+    return max(1.0, float(known.values[-1]) / max(condition, 1.0), float(known.values[0]) / resolution)
 
 
 def _controlled(values: Tensor, likeness: Tensor, expected: float) -> tuple[float, float]:
