@@ -96,7 +96,7 @@ def test_clients_keep_their_own_defence_from_round_to_round() -> None:
     ("attack", "model", "values", "words"),
     [
         ("imprint", "mlp", {"attacker": {"public_data": False}}, "public images, and there are none"),
-        ("cah", "mlp", {"attacker": {"public_data": False}}, "public images, and there are none"),
+        ("cah", "mlp", {"attacker": {"public_data": False}}, "cah needs auxiliary"),
         ("loki", "mlp", {"attacker": {"public_data": False}}, "public images, and there are none"),
         ("imprint", "mlp", {"attacker": {"batch_size": False}}, "needs batch_size"),
         ("cah:place=model", "lenet-relu", {}, "finds no place in this model"),

@@ -225,7 +225,7 @@ def test_an_audit_finds_the_fed_image_though_not_the_original(tmp_path: Path):
         targets=3,
     )
     records = run_audit([scenario], tmp_path).records
-    for record in records:
+    for record in (record for record in records if record.defence == "ats"):
         assert record.status == "ok"
         assert record.psnr_fed is not None
         assert record.psnr_fed[0] > 40

@@ -40,7 +40,7 @@ from fedseal.models.registry import build_model
 
 @cache
 def faces() -> Batch:
-    return DATASETS.build("faces").batch(torch.arange(0, 200, 25))
+    return DATASETS.build("faces").batch(torch.arange(0, 96, 12))
 
 
 def part(count: int, first: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
