@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from fedseal.core.batch import Batch
@@ -140,8 +143,14 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
 )
 
 
-def register() -> None:
-    """Make the planted defences known, once."""
+@contextmanager
+def known() -> Iterator[None]:
+    """Make the planted defences known for a while; no other test is to meet them."""
+    before = dict(DEFENCES._entries)
     for name, factory in PLANTED:
-        if name not in DEFENCES:
-            DEFENCES.register(name, planted(name))(factory)
+        DEFENCES.register(name, planted(name))(factory)
+    try:
+        yield
+    finally:
+        DEFENCES._entries.clear()
+        DEFENCES._entries.update(before)

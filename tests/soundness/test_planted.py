@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fedseal.audit.run import Run
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
 from fedseal.cli import app
+from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import InputError
 
 _here = Path(__file__).parent
@@ -27,7 +29,14 @@ assert _spec.loader is not None
 planted = importlib.util.module_from_spec(_spec)
 sys.modules["soundness_planted"] = planted
 _spec.loader.exec_module(planted)
-planted.register()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planted() -> Iterator[None]:
+    DEFENCES.names()  # what is registered anyway comes first
+    with planted.known():
+        yield
+
 
 WEAK = "ig:iterations=3"
 """A search that finds nothing."""
@@ -73,7 +82,7 @@ def states(run: Run) -> dict[str, State | None]:
 
 
 @pytest.fixture(scope="module")
-def leaky(digits: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def leaky(_planted: None, digits: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return audited(tmp_path_factory.mktemp("leaky"), digits, model="mlp:width=16", defences=LEAKY, targets=8)
 
 
