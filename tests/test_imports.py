@@ -23,6 +23,7 @@ LEVELS = (
     {"store", "engines", "testing"},
     {"information"},
     {"attacks", "flower", "nvflare"},
+    {"ledger"},
     {"defences", "detection"},
     {"preparation"},
     {"federation"},

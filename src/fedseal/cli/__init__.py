@@ -1,6 +1,19 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
-from fedseal.cli import audit, data, detect, listing, prepare, train, tuning, updates, verify_dp
+from fedseal.cli import audit, data, detect, ledger, listing, prepare, train, tuning, updates, verify_dp
 from fedseal.cli.app import app, main
 
-__all__ = ["app", "audit", "data", "detect", "listing", "main", "prepare", "train", "tuning", "updates", "verify_dp"]
+__all__ = [
+    "app",
+    "audit",
+    "data",
+    "detect",
+    "ledger",
+    "listing",
+    "main",
+    "prepare",
+    "train",
+    "tuning",
+    "updates",
+    "verify_dp",
+]

@@ -21,6 +21,7 @@ from scipy.special import erfcx, ndtr
 from torch import Tensor
 
 from fedseal.core.errors import FedsealError, InputError, UsageError
+from fedseal.core.privacy import PrivateRelease
 
 Accountant: TypeAlias = Literal["prv", "rdp"]
 """Which accountant composes subsampled steps."""
@@ -74,6 +75,17 @@ def composed_epsilon(history: Sequence[Steps], delta: float, accountant: Account
         return gaussian_epsilon(math.sqrt(sum(count / multiplier**2 for multiplier, _, count in steps)), delta)
     bound = _rdp_epsilon(steps, delta)
     return bound if accountant == "rdp" or bound > _PRV_RANGE else min(bound, _prv_epsilon(steps, delta))
+
+
+def release_epsilon(
+    releases: Sequence[PrivateRelease], rounds: int, delta: float, accountant: Accountant = "prv"
+) -> float:
+    """Return the epsilon of everything released in as many equal rounds; Laplace's adds up."""
+    if any(release.multiplier <= 0 for release in releases):
+        return math.inf
+    laplace = sum(r.steps * rounds / r.multiplier for r in releases if r.family == "laplace")
+    history = [(r.multiplier, r.rate, r.steps * rounds) for r in releases if r.family == "gaussian"]
+    return laplace + (composed_epsilon(history, delta, accountant) if history else 0.0)
 
 
 class PrivacyLedger:

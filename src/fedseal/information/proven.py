@@ -27,7 +27,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError
 from fedseal.core.privacy import PrivacyUnit, PrivateRelease
 from fedseal.core.seeds import generator
-from fedseal.defences.accounting import Accountant, composed_epsilon, gaussian_epsilon
+from fedseal.defences.accounting import Accountant, composed_epsilon, release_epsilon
 from fedseal.information.proportions import upper_limit
 
 LEVELS_DB = (10.0, 15.0, 20.0)
@@ -208,17 +208,3 @@ def _count(release: PrivateRelease, rounds: int) -> int:
 
 def _mu(releases: Sequence[PrivateRelease], rounds: int) -> float:
     return math.sqrt(sum(_count(r, rounds) / r.multiplier**2 for r in releases))
-
-
-def release_epsilon(releases: Sequence[PrivateRelease], rounds: int, delta: float) -> float:
-    """Return the epsilon of everything released; Laplace's adds up."""
-    if any(release.multiplier <= 0 for release in releases):
-        return math.inf
-    laplace = sum(_count(r, rounds) / r.multiplier for r in releases if r.family == "laplace")
-    gaussian = [r for r in releases if r.family == "gaussian"]
-    if not gaussian:
-        return laplace
-    if all(release.rate == 1 for release in gaussian):
-        return laplace + gaussian_epsilon(_mu(gaussian, rounds), delta)
-    history = [(r.multiplier, r.rate, _count(r, rounds)) for r in gaussian]
-    return laplace + composed_epsilon(history, delta, "prv")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fedseal.core.defence import CostReport, Defence
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.privacy import PrivacyUnit, PrivateRelease
+from fedseal.defences.accounting import release_epsilon
 from fedseal.information.canaries import one_run_scores, repeated_scores
 from fedseal.information.epsilon_bounds import LowerBound, one_run, repeated
-from fedseal.information.proven import release_epsilon
 
 _LEAST_RUNS = 100
 
