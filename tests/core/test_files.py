@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedseal.core.errors import StorageError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import PRIVATE, remove_temporaries, write_atomically
 
 LIMITED = """
 import resource, signal, sys
@@ -89,3 +89,39 @@ def test_unwritable_places_are_named(tmp_path: Path, place: str):
     assert str(tmp_path / place) in str(caught.value)
     assert "--out" in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_umask_decides_who_reads_a_file_and_private_ones_nobody_else(tmp_path: Path, umask: int, mode: int):
+    code = f"""
+import os, sys
+from pathlib import Path
+from fedseal.core.files import PRIVATE, write_atomically
+os.umask({umask})
+write_atomically(Path(sys.argv[1]) / "open", "x")
+write_atomically(Path(sys.argv[1]) / "private", "x", mode=PRIVATE)
+"""
+    run(code, tmp_path)
+    assert (tmp_path / "open").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "private").stat().st_mode & 0o777 == PRIVATE
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import fedseal.core.files as files
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+files.write_atomically(Path(sys.argv[1]), b"a private picture", mode=files.PRIVATE)
+"""
+
+
+def test_what_a_killed_writer_left_is_private_and_collected(tmp_path: Path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "deep" / "file")], check=False)
+    (left,) = (tmp_path / "deep").iterdir()
+    assert left.read_bytes() == b"a private picture"
+    assert left.stat().st_mode & 0o777 == PRIVATE
+    (tmp_path / ".hidden").write_text("somebody else's")
+    assert remove_temporaries(tmp_path, older_than=3600) == 0
+    assert remove_temporaries(tmp_path) == 1
+    assert not left.exists()
+    assert (tmp_path / ".hidden").exists()

@@ -352,6 +352,26 @@ class TestExitCodesAndReports:
         assert html.count("data:image/png") == 1
         assert json.loads(render_update_json(audit))["update"] == str(nasty)
 
+    def test_redaction_leaves_no_label_and_no_image_of_an_earlier_call(self, cli: Any, tmp_path: Path):
+        sender = client()
+        path = write_update(tmp_path, sender.recorded())
+        common = ("--model", "mlp", "--update", path, "--attack", "first-layer", "--labels", "1")
+        cli(*common)
+        out = tmp_path / "out"
+        assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o600}
+        plain = json.loads((out / "update.json").read_text())
+        assert plain["attempts"][0]["labels"] == [1]
+        assert "label 1" in (out / "update.html").read_text()
+        cli(*common, "--redact")
+        told = json.loads((out / "update.json").read_text())
+        assert told["redacted"] is True
+        assert told["attempts"][0]["labels"] is None
+        assert told["attempts"][0]["notes"] == []
+        page = (out / "update.html").read_text()
+        assert not re.search(r"label(s)? 1\b", page + told["command"])
+        assert "withheld" in page
+        assert not list(out.glob("*.png"))
+
     def test_redaction_leaves_no_image(self, cli: Any, tmp_path: Path):
         sender = client()
         path = write_update(tmp_path, sender.recorded())

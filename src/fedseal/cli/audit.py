@@ -137,6 +137,19 @@ def table(
     typer.echo(render_markdown(loaded), nl=False)
 
 
+@app.command(rich_help_panel=READERS)
+def purge(run: RunDirectory) -> None:
+    """Remove private images from a run, or from all below a directory; scores stay.
+
+    Originals, reconstructions and what attacks said of them are deleted, and the
+    reports are written again without them. It cannot be undone.
+    """
+    from fedseal.report.purge import purge_runs
+
+    for directory, removed in purge_runs(run):
+        typer.echo(f"{directory}: {removed} files with private images removed; scores and reports without them stay.")
+
+
 def _exit_with(run: Any, limit: Any, strict: bool) -> None:
     verdict = run.verdict()
     if verdict.failed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
+import time
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +14,12 @@ from fedseal.core.errors import StorageError
 PathText: TypeAlias = str | os.PathLike[str]
 """A path as callers write it: text or a `Path`."""
 
+PRIVATE = 0o600
+"""Mode of files that hold private data, or what may equal it: readable by their owner only."""
+
+OPEN = 0o666
+"""Mode of all other files; the umask decides who reads them."""
+_TEMPORARY = ".tmp"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -26,25 +33,47 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot write {path}: {reason}.", hint="Choose a writable directory with --out.")
 
 
-def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
+def write_atomically(path: Path, content: bytes | str, *, mode: int = OPEN) -> None:
     """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part.
 
-    The file has that `mode`; until it is whole, nobody but its owner can read it.
+    The file has that `mode`, less what the process's umask takes away, from its first byte on: `PRIVATE` is for what
+    nobody but its owner may read.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        name = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+        temporary = name
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
         os.replace(temporary, path)
         temporary = None
     except OSError as error:
         raise storage_error(path, error) from error
     finally:
         if temporary is not None:
-            os.unlink(temporary)
+            temporary.unlink()
+
+
+def remove_temporaries(directory: Path, *, older_than: float = 0.0) -> int:
+    """Remove what writers that were killed left unfinished below `directory`, and return how many files that was.
+
+    Args:
+        directory: and everything below it.
+        older_than: seconds since the last write; a younger one may still have its writer.
+    """
+    limit, removed = time.time() - older_than, 0
+    for path in directory.rglob(f".*{_TEMPORARY}"):
+        try:
+            if path.is_file() and not path.is_symlink() and path.stat().st_mtime <= limit:
+                path.unlink()
+                removed += 1
+        except FileNotFoundError:
+            continue  # its writer has just finished it
+        except OSError as error:
+            raise storage_error(path, error) from error
+    return removed

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedseal.core.errors import InputError, StorageError, UsageError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import PRIVATE, write_atomically
 from fedseal.models.checkpoint import SEPARATOR
 
 _FORMAT = 1
@@ -46,7 +46,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         for name, tensor in named.items()
     }
     head = {"format": _FORMAT, "identity": checkpoint.identity, "history": checkpoint.history}
-    write_atomically(path, save(tensors, metadata={"fedseal": json.dumps(head)}))
+    write_atomically(path, save(tensors, metadata={"fedseal": json.dumps(head)}), mode=PRIVATE)
 
 
 def load_checkpoint(path: Path, identity: str) -> Checkpoint:

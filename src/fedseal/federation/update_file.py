@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError, StorageError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import PRIVATE, write_atomically
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import BNMode
 from fedseal.core.observation import Update, UpdateKind
@@ -102,7 +102,7 @@ def write_update(directory: Path, recorded: RecordedUpdate) -> Path:
     tensors = {_UPDATE + name: tensor for name, tensor in recorded.update.tensors.items()}
     tensors |= {_BEFORE + name: tensor for name, tensor in recorded.before.items()}
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, save(whole, metadata={"fedseal": recorded.facts.model_dump_json()}))
+    write_atomically(path, save(whole, metadata={"fedseal": recorded.facts.model_dump_json()}), mode=PRIVATE)
     return path
 
 

@@ -11,13 +11,12 @@ from typing import Any
 from safetensors.torch import save as to_safetensors
 
 from fedseal.core.errors import InputError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import OPEN, PRIVATE, write_atomically
 from fedseal.core.trainable import Saved
 from fedseal.federation.tensor_file import read_tensors
 
 _KEY = "fedseal.prepared"
 _FORMAT = 1
-_PRIVATE, _OPEN = 0o600, 0o644
 SUFFIX, UNFINISHED = ".safetensors", ".unfinished.safetensors"
 
 
@@ -47,7 +46,7 @@ def write(path: Path, header: Header, content: Saved, *, private: bool) -> None:
     """Write a file whole or not at all; a private one can be read by its owner only."""
     words = json.dumps({"format": _FORMAT, "header": asdict(header), "values": dict(content.values)})
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in content.tensors.items()}
-    write_atomically(path, to_safetensors(tensors, {_KEY: words}), mode=_PRIVATE if private else _OPEN)
+    write_atomically(path, to_safetensors(tensors, {_KEY: words}), mode=PRIVATE if private else OPEN)
 
 
 def read(path: Path) -> tuple[Header, Saved]:

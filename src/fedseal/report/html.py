@@ -26,6 +26,7 @@ from fedseal.report.gallery import Gallery, build_gallery
 from fedseal.report.ledger import Capability, merge_ledgers
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
 from fedseal.report.readings import RowReadings, row_readings
+from fedseal.report.redaction import redacted_run
 from fedseal.store.findings import Finding
 
 LEAD_PAIRS = 8
@@ -67,6 +68,7 @@ def render_html(run: Run, *, redact: bool = False) -> str:
         run: what to report; it may be incomplete, and the page says so.
         redact: leave out originals and reconstructions; no artefact is opened.
     """
+    run = redacted_run(run) if redact else run
     verdict = run.verdict()
     worst = worst_cell(verdict.cells)
     text = (

@@ -16,10 +16,11 @@ from rich.text import Text
 from torch import Tensor
 
 from fedseal._version import VERSION
-from fedseal.core.files import write_atomically
+from fedseal.core.files import OPEN, PRIVATE, write_atomically
 from fedseal.report.charts import baseline_name
 from fedseal.report.html import template_environment
 from fedseal.report.png import data_uri, encode_png
+from fedseal.report.redaction import redacted_command
 from fedseal.report.terminal import STYLES
 from fedseal.report.words import decibel, number, plural, printable, significant, slug
 from fedseal.updates.audit import AGREE_DB, EXPLAINED, Attempt, UpdateAudit
@@ -38,13 +39,13 @@ class Picture:
 
     Attributes:
         reconstruction, original: data URIs; None where withheld or not known.
-        label: the attacker worked with.
+        label: the attacker worked with; None where withheld.
         psnr, ssim: None without original.
     """
 
     reconstruction: str | None
     original: str | None
-    label: int
+    label: int | None
     psnr: float | None
     ssim: float | None
 
@@ -68,7 +69,7 @@ class Section:
 
 
 def render_update_html(audit: UpdateAudit, *, redact: bool = False) -> str:
-    """Return the report as one self-contained HTML file; with `redact`, no image is in it."""
+    """Return the report as one self-contained HTML file; with `redact`, no image or label is in it."""
     worst = audit.worst
     order = [worst, *(attempt for attempt in audit.attempts if attempt is not worst)]
     text = (
@@ -78,6 +79,7 @@ def render_update_html(audit: UpdateAudit, *, redact: bool = False) -> str:
             audit=audit,
             worst=worst,
             redact=redact,
+            command=redacted_command(audit.command) if redact else audit.command,
             version=VERSION,
             ledger=audit.case.observation.knowledge.ledger(),
             sections=[_section(audit, attempt, redact) for attempt in order],
@@ -88,20 +90,21 @@ def render_update_html(audit: UpdateAudit, *, redact: bool = False) -> str:
     return printable(text)
 
 
-def render_update_json(audit: UpdateAudit) -> str:
-    """Return the result as JSON text, without images."""
+def render_update_json(audit: UpdateAudit, *, redact: bool = False) -> str:
+    """Return the result as JSON text, without images; with `redact`, without labels and notes too."""
     data = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "fedseal": VERSION,
-        "command": audit.command,
+        "command": redacted_command(audit.command) if redact else audit.command,
+        "redacted": redact,
         "update": audit.case.title,
         "kind": audit.case.observation.update.kind,
         "seed": audit.seed,
         "sentence": audit.sentence(),
         "level": None if audit.level is None else audit.level.words.replace(" ", "-"),
         "state": slug(audit.standing),
-        "attempts": [_attempt(attempt) for attempt in audit.attempts],
+        "attempts": [_attempt(attempt, redact) for attempt in audit.attempts],
         "knowledge": audit.case.observation.knowledge.ledger(),
         "findings": [finding.model_dump(mode="json") for finding in audit.case.findings],
     }
@@ -133,14 +136,25 @@ def render_update_terminal(audit: UpdateAudit) -> RenderableType:
 
 
 def write_update_reports(audit: UpdateAudit, directory: Path, *, redact: bool = False) -> dict[str, Path]:
-    """Write `update.html`, `update.json` and, unless `redact`, every rebuilt image; each whole or not at all."""
+    """Write `update.html`, `update.json` and, unless `redact`, every rebuilt image; each whole or not at all.
+
+    What holds images or labels can be read by its owner only; with `redact`, images of an earlier call are removed.
+    """
     paths = {"html": directory / "update.html", "json": directory / "update.json"}
-    write_atomically(paths["html"], render_update_html(audit, redact=redact))
-    write_atomically(paths["json"], render_update_json(audit))
-    if not redact:
-        for place, image in enumerate(audit.worst.best.images):
-            write_atomically(directory / f"reconstruction-{place:03d}.png", encode_png(image))
+    contents: dict[Path, str | bytes] = {
+        paths["html"]: render_update_html(audit, redact=redact),
+        paths["json"]: render_update_json(audit, redact=redact),
+    }
+    pictures = {} if redact else {directory / _picture(i): encode_png(x) for i, x in enumerate(audit.worst.best.images)}
+    for stale in set(directory.glob(_picture("*"))) - set(pictures):
+        stale.unlink()
+    for path, content in (contents | pictures).items():
+        write_atomically(path, content, mode=OPEN if redact else PRIVATE)
     return paths
+
+
+def _picture(place: int | str) -> str:
+    return f"reconstruction-{place:03d}.png" if isinstance(place, int) else f"reconstruction-{place}.png"
 
 
 def _section(audit: UpdateAudit, attempt: Attempt, redact: bool) -> Section:
@@ -154,7 +168,7 @@ def _section(audit: UpdateAudit, attempt: Attempt, redact: bool) -> Section:
         Picture(
             None if redact else data_uri(images[found]),
             None if redact or originals is None else data_uri(originals[place]),
-            int(labels[found]),
+            None if redact else int(labels[found]),
             None if attempt.scores is None else attempt.scores.psnr[place],
             None if attempt.scores is None else attempt.scores.ssim[place],
         )
@@ -165,7 +179,7 @@ def _section(audit: UpdateAudit, attempt: Attempt, redact: bool) -> Section:
     return Section(attempt, pictures, max(0, len(images) - SHOWN), tuple(guesses))
 
 
-def _attempt(attempt: Attempt) -> dict[str, Any]:
+def _attempt(attempt: Attempt, redact: bool) -> dict[str, Any]:
     return {
         "attack": attempt.attack,
         "starts": attempt.starts,
@@ -174,9 +188,9 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "noise_residual": attempt.noise_residual,
         "agreement_db": attempt.agreement,
         "confidence": attempt.confidence,
-        "labels": attempt.best.labels.tolist(),
+        "labels": None if redact else attempt.best.labels.tolist(),
         "seconds": attempt.best.seconds,
-        "notes": list(attempt.best.notes),
+        "notes": [] if redact else list(attempt.best.notes),
         "scores": None if attempt.scores is None else attempt.scores.as_dict(),
         "baselines": None if attempt.baselines is None else {n: list(v) for n, v in attempt.baselines.items()},
         "level": None if attempt.level is None else attempt.level.words.replace(" ", "-"),

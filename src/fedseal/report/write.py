@@ -6,10 +6,11 @@ from pathlib import Path
 
 from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
-from fedseal.core.files import PathText, write_atomically
+from fedseal.core.files import OPEN, PRIVATE, PathText, write_atomically
 from fedseal.report.html import render_html
 from fedseal.report.junit import render_junit
 from fedseal.report.machine import render_json
+from fedseal.report.redaction import redacted_run
 
 
 def write_reports(
@@ -20,7 +21,7 @@ def write_reports(
     Args:
         run: what to report.
         directory: where to; made if missing.
-        redact: leave images out of the HTML; the other files hold none.
+        redact: leave out images, and what attacks said of private data; else only the owner may read the files.
         fail_on: level from which a cell counts as failed in the JUnit file.
         strict: whether what is not settled counts as failed too, unless the update is known to hold less.
 
@@ -34,12 +35,13 @@ def write_reports(
         >>> sorted(path.name for path in fedseal.write_reports(run, out, redact=True).values())
         ['junit.xml', 'report.html', 'report.json']
     """
+    told = redacted_run(run) if redact else run
     contents = {
-        "html": ("report.html", render_html(run, redact=redact)),
-        "json": ("report.json", render_json(run)),
-        "junit": ("junit.xml", render_junit(run, fail_on, strict=strict)),
+        "html": ("report.html", render_html(told, redact=redact)),
+        "json": ("report.json", render_json(told)),
+        "junit": ("junit.xml", render_junit(told, fail_on, strict=strict)),
     }
     paths = {kind: Path(directory) / name for kind, (name, _) in contents.items()}
     for kind, (_, content) in contents.items():
-        write_atomically(paths[kind], content)
+        write_atomically(paths[kind], content, mode=OPEN if redact else PRIVATE)
     return paths

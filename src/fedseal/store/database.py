@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -18,18 +19,34 @@ from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar
 
 from fedseal.core.errors import InputError, StorageError
-from fedseal.core.files import storage_error, write_atomically
+from fedseal.core.files import PRIVATE, remove_temporaries, storage_error, write_atomically
 from fedseal.federation.simulation.history import RoundRecord
+from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
+from fedseal.store.redaction import redacted_finding, redacted_reading, redacted_record
 
 T = TypeVar("T")
+R = TypeVar("R", TrialRecord, ReadingRecord)
 
 _SCHEMA = 2
 """Layout of the file and meaning of its keys. 1 (fedseal 0.1) named trials without their code and resolved options."""
 _FILE = "store.sqlite"
+_ARTEFACTS = "artefacts"
+_ABANDONED = 3600.0
+"""Seconds after which a file that was begun has no writer any more."""
 _CHUNK = 500
 """Keys asked for at once; SQLite takes no more than 999 in older builds."""
+
+
+def run_directories(place: Path) -> list[Path]:
+    """Return the directories at or below `place` that hold a run, in order; links are not followed."""
+    found = [place] if (place / _FILE).is_file() else []
+    for root, below, files in os.walk(place):
+        below[:] = sorted(name for name in below if not name.startswith(".") and name != _ARTEFACTS)
+        if _FILE in files and Path(root) != place:
+            found.append(Path(root))
+    return found
 
 
 class Store:
@@ -46,6 +63,7 @@ class Store:
         with ExitStack() as opened:  # closes again what was opened if the store turns out to be unusable
             if writable:
                 opened.enter_context(self._take_lock())
+                self._tidy()
             elif not self._path.is_file():
                 raise InputError(
                     f"{directory} holds no fedseal run.", hint="Name the directory given to `fedseal audit --out`."
@@ -73,9 +91,9 @@ class Store:
         self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?)", rows))
 
     def save_images(self, key: str, content: bytes) -> str:
-        """Write a trial's images, a safetensors file, and return its path relative to the directory."""
-        name = f"artefacts/{key[:2]}/{key}.safetensors"
-        write_atomically(self.directory / name, content)
+        """Write a trial's images, a safetensors file its owner alone may read; return its path below the directory."""
+        name = f"{_ARTEFACTS}/{key[:2]}/{key}.safetensors"
+        write_atomically(self.directory / name, content, mode=PRIVATE)
         return name
 
     def load(self, keys: Sequence[str]) -> dict[str, TrialRecord]:
@@ -133,6 +151,47 @@ class Store:
         except sqlite3.Error as error:
             raise self._error(error) from error
         return {name: self._parse(json.loads, value) for name, value in rows}
+
+    def purge(self) -> int:
+        """Remove every private picture and what was said of private data; scores stay. Return how many files went."""
+        rows = [(key, redacted_record(r).model_dump_json()) for key, r in self._all("trials", TrialRecord)]
+        read = [(key, redacted_reading(r).model_dump_json()) for key, r in self._all("readings", ReadingRecord)]
+
+        def rewrite() -> None:
+            self._db.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?)", rows)
+            self._db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?)", read)
+
+        said = self.meta().get("findings", {})
+        parsed = {name: [Finding.model_validate(one) for one in found] for name, found in said.items()}
+        try:
+            self._db.execute("PRAGMA secure_delete=ON")
+            self._write(rewrite)
+            self.set_meta({"findings": {n: [redacted_finding(f).model_dump() for f in fs] for n, fs in parsed.items()}})
+            self._db.execute("VACUUM")  # what was rewritten stays in no free page, nor in the log
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        place = self.directory / _ARTEFACTS
+        removed = sum(path.is_file() for path in place.rglob("*"))
+        try:
+            shutil.rmtree(place)
+        except FileNotFoundError:
+            pass  # it never held any
+        except OSError as error:
+            raise storage_error(place, error) from error
+        return removed
+
+    def _all(self, table: str, kind: type[R]) -> list[tuple[str, R]]:
+        try:
+            rows = self._db.execute(f"SELECT key, record FROM {table}").fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return [(key, self._parse(kind.model_validate_json, text)) for key, text in rows]
+
+    def _tidy(self) -> None:
+        """Remove what killed writers left: none but the holder of the lock writes pictures, others write reports."""
+        remove_temporaries(self.directory / _ARTEFACTS)
+        remove_temporaries(self.directory, older_than=_ABANDONED)
 
     def _parse(self, parse: Callable[[str], T], text: str) -> T:
         try:
