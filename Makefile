@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= fedseal-audit
 
-.PHONY: audit test test-slow lint bench clean
+.PHONY: audit test test-slow lint docs bench clean
 
 audit: $(VENV)/.installed  ## audit a small federation on embedded data and leave a report
 	$(BIN)/fedseal audit --out $(OUT)
@@ -21,6 +21,10 @@ lint: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev  ## build the documentation into build/site; a warning, a broken link among them, is an error
+	$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/site
+	@echo "documentation: build/site/index.html"
 
 bench: $(VENV)/.installed-dev  ## run every benchmark; results go to bench/out
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
