@@ -44,4 +44,4 @@ def client_fn(context: Context) -> Client:
     return DigitsClient(context).to_client()
 
 
-app = ClientApp(client_fn, mods=[secaggplus_mod, defend()])
+app = ClientApp(client_fn, mods=[secaggplus_mod, defend(inside=True, allow_none=True)])

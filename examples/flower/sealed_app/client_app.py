@@ -12,7 +12,8 @@ from sealed_app.task import client_batches, client_data, load_model
 
 torch.set_num_threads(1)  # every client is a process of its own
 
-app = ClientApp(mods=[defend()])  # which defence: the run config says
+# Which defence: the run config says, even none, so that leaks can be shown; `train_round` trains under it.
+app = ClientApp(mods=[defend(inside=True, allow_none=True)])
 
 
 @app.train()

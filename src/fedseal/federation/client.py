@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -78,12 +78,14 @@ class ClientRound:
         fed: the batches the model really saw, after data-side defences.
         bn_statistics: batch mean and variance per normalisation layer, of the first step.
         cost: measured; without `gradient_distance`, which needs the round as it is without a defence (`plain_update`).
+        buffers: of the trained model, those that were asked for.
     """
 
     update: Update
     fed: tuple[Batch, ...]
     bn_statistics: BNStatistics
     cost: CostReport
+    buffers: Tensors = field(default_factory=dict)
 
 
 def set_mode(model: nn.Module, config: RoundConfig) -> nn.Module:

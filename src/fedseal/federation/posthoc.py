@@ -31,7 +31,8 @@ _TRAINING_HOOKS = (
     "on_sample_grads",
     "on_gradient",
 )
-_BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How batch normalisation calls what it keeps of its data."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def travelling(state: Tensors) -> list[str]:
     return [
         name
         for name, tensor in state.items()
-        if tensor.is_floating_point() and name.rpartition(".")[2] not in _BATCH_NORM_BUFFERS
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in BATCH_NORM_BUFFERS
     ]
 
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError, StorageError
 from fedseal.core.files import PRIVATE, write_atomically
-from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import BNMode
 from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.tensors import Tensors, check_finite, check_like
+from fedseal.federation.replays import UpdateHistory
 from fedseal.federation.tensor_file import read_tensors
 
 SUFFIX = ".update.safetensors"
@@ -143,34 +143,9 @@ def read_updates(directory: Path) -> list[RecordedUpdate]:
     found = []
     for path in paths:
         recorded = read_update(path, within=directory)
-        history.admit(recorded.facts.client, recorded.facts.round, recorded.update.tensors)
+        history.admit(recorded.facts.client, recorded.facts.round, recorded.update.tensors, recorded.before)
         found.append(recorded)
     return sorted(found, key=lambda recorded: (recorded.facts.round, recorded.facts.client))
-
-
-class UpdateHistory:
-    """Remembers which rounds each client has answered, and with what."""
-
-    def __init__(self) -> None:
-        self._rounds: set[tuple[str, int]] = set()
-        self._contents: dict[tuple[str, str], int] = {}
-
-    def admit(self, client: str, round_number: int, update: Tensors) -> None:
-        """Note an update, or refuse one that repeats a round or is an earlier one again.
-
-        Updates that are zero everywhere are alike by nature and are no replay.
-        """
-        if (client, round_number) in self._rounds:
-            raise InputError(f"client {client} sent round {round_number} twice: duplicated.", hint="Keep one of them.")
-        if any(bool(tensor.any()) for tensor in update.values()):
-            key = (client, hash_tensors({name: tensor.view(torch.uint8) for name, tensor in _flat(update).items()}))
-            if key in self._contents:
-                raise InputError(
-                    f"client {client} replayed the update of round {self._contents[key]} in round {round_number}.",
-                    hint="Real training never repeats itself bit for bit; leave this update out.",
-                )
-            self._contents[key] = round_number
-        self._rounds.add((client, round_number))
 
 
 def check_update(update: Tensors, before: Tensors, what: str) -> None:
@@ -185,11 +160,6 @@ def check_update(update: Tensors, before: Tensors, what: str) -> None:
         if not tensor.is_floating_point():
             raise InputError(f"{what}: tensor {name!r} is {tensor.dtype}, not a float.", hint="Buffers do not travel.")
     check_finite(update, what)
-
-
-def _flat(tensors: Tensors) -> Tensors:
-    """Return tensors as vectors, so that each can be looked at as bytes; a scalar cannot."""
-    return {name: tensor.detach().cpu().contiguous().reshape(-1) for name, tensor in tensors.items()}
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,48 +1,48 @@
 """`defend`: a Flower client mod that seals what a client uploads.
 
 The mod sees the weights a client was sent and the reply of its train function. It takes the difference as the update,
-applies the defence at the state this client left in Flower's context, and lets only the sealed update leave: as
-weights, which any strategy averages, or as one wire payload, which `guard` decodes and which is as small as the
-defence made it. Buffers of batch normalisation go back as they came. Costs go into the
-reply's metrics, except the distance to the true update, which is the client's secret.
+applies the defence at the state this client left behind (`keeping`), records the release, and only then lets the sealed
+update leave: as weights, which any strategy averages, or as one wire payload, as small as the defence made it, where
+the server says it can read one. What is outside of its scope goes back as it came (`scope`, `statistics`). Costs travel
+in the envelope, except the distance to the true update, which is the client's secret.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal.core.defence import CostReport, Defence
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import CapabilityError, FedsealError, UsageError
+from fedseal.core.files import PathText
 from fedseal.core.observation import Update
 from fedseal.core.seeds import generator
-from fedseal.core.tensors import Tensors, check_like
+from fedseal.core.tensors import Tensors, check_finite, check_like
 from fedseal.defences.pipeline import build_defence
-from fedseal.federation.cohort.answers import Measure
-from fedseal.federation.posthoc import refuse_joint, seal_update, travelling
-from fedseal.federation.update_file import check_update
-from fedseal.federation.wire import encode, payload_size
-from fedseal.flower.records import (
-    ENVELOPE,
-    Encoding,
-    Envelope,
-    only_arrays,
-    payload_record,
-    server_round,
-    to_record,
-    to_tensors,
-)
+from fedseal.federation.posthoc import members_of, needs_training, refuse_joint, seal_update
+from fedseal.federation.wire import encode
+from fedseal.flower import statistics
+from fedseal.flower.envelope import ENCODINGS, ENVELOPE, Encoding, Envelope, chosen_encoding, refusal, server_round
+from fedseal.flower.keeping import say_what_is_lost, site_setting, turn_of
+from fedseal.flower.records import content_bytes, in_types_of, only_arrays, payload_record, to_record, to_tensors
 from fedseal.flower.rounds import Seal, opened
+from fedseal.flower.scope import Scope, differences
+from fedseal.flower.statistics import StatisticsPolicy
+from fedseal.ledger import Budget, Turn
 
-STATE = "fedseal.state"
-PROGRESS = "fedseal.progress"
+Costs: TypeAlias = Literal["record", "metrics"]
 
 _FIGURES = ("bytes_up", "seconds", "extra_passes", "state_bytes", "density", "epsilon_nominal", "epsilon_accounted")
 _LEGACY_METRICS = "fitres.metrics"
+_ASSUMED_RATE = 0.1
+_LOG = logging.getLogger("fedseal.flower")
 
 
 class Mod(Protocol):
@@ -54,137 +54,211 @@ class Mod(Protocol):
 
 @dataclass(frozen=True)
 class _Sealed:
-    update: Update
+    """What may leave: weight changes by name, statistics included where they do."""
+
+    change: dict[str, Tensor]
     cost: CostReport
-    learning_rate: float
+    learning_rate: float | None
 
 
 @dataclass(frozen=True)
 class _Defend:
     spec: str | None
+    inside: bool
+    allow_none: bool
     encoding: Encoding | None
-    learning_rate: float
+    bn: StatisticsPolicy | None
+    scope: Scope
+    ledger: PathText | None
+    budget: Budget | None
+    costs: Costs
+    learning_rate: float | None
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not message.metadata.message_type.startswith(MessageType.TRAIN):
-            return call_next(message, context)
-        spec = self.spec if self.spec is not None else str(_run_setting(context, "defence"))
-        encoding = _checked_encoding(self.encoding or context.run_config.get("encoding", "weights"))
+        kind = message.metadata.message_type
+        try:
+            policy = statistics.checked_policy(self.bn or context.run_config.get("bn", "local"))
+            if policy == "local" and kind.startswith((MessageType.TRAIN, MessageType.EVALUATE)):
+                statistics.put_back(message, context)
+            if kind.startswith(MessageType.TRAIN):
+                return self._train(message, context, call_next, policy)
+        except FedsealError as error:
+            _LOG.error("client %d does not take part: %s", context.node_id, error)
+            return refusal(message, error)
+        return call_next(message, context)
+
+    def _train(
+        self, message: Message, context: Context, call_next: ClientAppCallable, policy: StatisticsPolicy
+    ) -> Message:
+        spec, defence = self._defence(context)
         _, sent = only_arrays(message.content, "train message")
         before = to_tensors(sent, "train message")  # now: the app may change the record
-        round_number = server_round(message, _rounds_done(context) + 1)
-        prepared_by = self._prepared_by(context)
-        packed = _Packed() if encoding == "wire" else None
-        seal = self._seal(spec, context, round_number, prepared_by, packed or payload_size)
-        with opened(seal):
-            reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        key, record = only_arrays(reply.content, "reply")
-        legacy = _LEGACY_METRICS in reply.content.config_records
-        if legacy:
-            if encoding == "wire":
-                raise UsageError("the older client API cannot carry payloads.", hint="Use encoding='weights'.")
-            # SecAgg+ hands out double precision, whatever the model has
-            before = _in_precision_of(to_tensors(record, "reply"), before)
-        sealed = self._sealed(seal, before, record)
-        _remember(context, seal.defence, round_number, prepared_by)
-        envelope = Envelope(round_number, sealed.update.kind, encoding, sealed.learning_rate, spec)
-        if packed is not None:
-            reply.content.array_records[key] = payload_record(packed.payload)
-        else:
-            reply.content.array_records[key] = _weights(sealed, before, record)
-        if not legacy:
-            reply.content.config_records[ENVELOPE] = envelope.to_record()
-        _write_cost(reply.content, sealed.cost)
+        check_finite({name: tensor for name, tensor in before.items() if tensor.is_floating_point()}, "train message")
+        statistics.say_cost(policy, before)
+        say_what_is_lost(context, defence, ledger=self.ledger)
+        with turn_of(context, spec, before, ledger=self.ledger, budget=self.budget, seed=self.seed) as turn:
+            defence.load_state_dict(turn.state)
+            turn.check(defence.releases())
+            seal = self._seal(defence, context, turn)
+            with opened(seal):
+                reply = call_next(message, context)
+            if reply.has_error():
+                return reply
+            key, record = only_arrays(reply.content, "reply")
+            legacy = _LEGACY_METRICS in reply.content.config_records
+            encoding = chosen_encoding(self.encoding or context.run_config.get("encoding"), message, legacy=legacy)
+            # strategies average to double precision, counters too; the client's own types are the model's
+            before = in_types_of(to_tensors(record, "reply"), before)
+            sealed = self._sealed(seal, before, record, policy)
+            number = server_round(message, turn.number + 1)
+            turn.commit(
+                defence.releases(),
+                defence.state_dict(),
+                facts={"defence": spec, "round": number, "run": str(context.run_id), "encoding": encoding},
+            )
+        if policy == "local":
+            statistics.keep(context, record)
+        reply.content.array_records[key] = (
+            payload_record(encode(sealed.change)) if encoding == "wire" else _weights(sealed, before, record)
+        )
+        self._write_envelope(
+            reply.content, Envelope(number, encoding, spec, sealed.learning_rate), sealed, turn, legacy
+        )
         return reply
 
-    def _prepared_by(self, context: Context) -> int:
-        """Return the seed this client prepares its data with in every round: a first one is drawn, then kept."""
-        record = context.state.config_records.get(PROGRESS)
-        kept = None if record is None else record.get("prepare")
-        if isinstance(kept, int):
-            return kept
-        drawn = generator(None) if self.seed is None else generator(self.seed, "flower", str(context.node_id))
-        return drawn.initial_seed()
+    def _defence(self, context: Context) -> tuple[str, Defence]:
+        spec = self.spec if self.spec is not None else str(_run_setting(context, "defence"))
+        defence = checked_defence(spec, inside=self.inside)
+        allowed = self.allow_none or site_setting(context, "allow-none") == "1"
+        if self.spec is None and not allowed and all(member.name == "none" for member in members_of(defence)):
+            raise CapabilityError(
+                "the run config asks for no defence, which whoever submits a run cannot decide for this site.",
+                hint="Name one, or let the site allow it: FEDSEAL_ALLOW_NONE=1 or node config fedseal-allow-none=1.",
+            )
+        return spec, defence
 
-    def _seal(self, spec: str, context: Context, round_number: int, prepared_by: int, measure: Measure) -> Seal:
-        defence = _checked_defence(spec)
-        state = context.state.array_records.get(STATE)
-        if state:
-            defence.load_state_dict(to_tensors(state, "defence state"))
+    def _seal(self, defence: Defence, context: Context, turn: Turn) -> Seal:
         client = str(context.node_id)
-        source = generator(None) if self.seed is None else generator(self.seed, "flower", client, round_number)
-        return Seal(defence, source, round_number - 1, client, generator(prepared_by, "prepare"), measure)
+        source = generator(None) if self.seed is None else generator(self.seed, "flower", client, turn.number + 1)
+        return Seal(defence, source, turn.number, client, generator(turn.seed, "prepare"), lambda tensors: 0)
 
-    def _sealed(self, seal: Seal, before: Tensors, record: ArrayRecord) -> _Sealed:
-        if seal.result is not None:
-            update = _renamed(seal.result.done.update, seal.result.names, before)
-            check_update(update.tensors, before, "update")
-            return _Sealed(update, seal.result.done.cost, seal.result.learning_rate)
+    def _sealed(self, seal: Seal, before: Tensors, record: ArrayRecord, policy: StatisticsPolicy) -> _Sealed:
         after = to_tensors(record, "reply")
         check_like(after, before, "reply")
-        change = Update({name: after[name] - before[name] for name in travelling(before)}, "delta")
+        changed = differences(after, before)
+        names, own = self.scope.sealed(before), statistics.statistics_of(before)
+        clear = {name: changed[name] for name in own} if policy == "aggregate" else {}
+        if seal.result is not None:
+            if policy == "protect" and own:
+                raise CapabilityError(
+                    "bn='protect' seals statistics with the update, and train_round has sealed that already.",
+                    hint="Use bn='local', or group normalisation.",
+                )
+            change = _renamed(seal.result.change(), seal.result.names, before)
+            check_like(change, {name: before[name] for name in change if name in before}, "update")
+            inside = {name: tensor for name, tensor in change.items() if name in names}
+            return _Sealed(inside | clear, seal.result.done.cost, seal.result.learning_rate)
+        sealing = {name: changed[name] for name in (*names, *(own if policy == "protect" else ()))}
+        self.scope.say_what_stands_still(sealing, changed)
         sealed = seal_update(
-            change,
+            Update(sealing, "delta"),
             seal.defence,
             seal.generator,
             before=before,
             round_number=seal.round_number,
             client=seal.client,
-            learning_rate=self.learning_rate,
+            learning_rate=self.learning_rate or _ASSUMED_RATE,
             measure=seal.measure,
         )
-        return _Sealed(sealed.update, sealed.cost, self.learning_rate)
+        return _Sealed({**sealed.update.tensors, **clear}, sealed.cost, self.learning_rate)
 
-
-class _Packed:
-    """Encodes an update once: for its length, and for the way."""
-
-    def __init__(self) -> None:
-        self.payload = b""
-
-    def __call__(self, tensors: Tensors) -> int:
-        self.payload = encode(tensors)
-        return len(self.payload)
+    def _write_envelope(
+        self, content: RecordDict, envelope: Envelope, sealed: _Sealed, turn: Turn, legacy: bool
+    ) -> None:
+        """Say what was done and what it cost."""
+        epsilon = turn.epsilon()
+        known = bool(turn.page.spent) and math.isfinite(epsilon.value)
+        values = {name: getattr(sealed.cost, name) for name in _FIGURES} | {
+            "bytes_up": content_bytes(content),
+            "epsilon_accounted": epsilon.value if known else None,
+            "releases": turn.number,
+        }
+        figures = {name.replace("_", "-"): float(value) for name, value in values.items() if value is not None}
+        named: dict[str, Any] = {f"fedseal-{name}": value for name, value in figures.items()}
+        if legacy:
+            content.config_records[_LEGACY_METRICS].update(named)
+            return
+        whole = replace(envelope, unit=epsilon.unit if known else None, costs=figures)
+        content.config_records[ENVELOPE] = whole.to_record()
+        if self.costs == "metrics":
+            _metrics_of(content).update(named)
 
 
 def defend(
     defence: str | None = None,
     *,
+    inside: bool = False,
     encoding: Encoding | None = None,
-    learning_rate: float = 0.1,
+    bn: StatisticsPolicy | None = None,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    model: Callable[[], nn.Module] | None = None,
+    ledger: PathText | None = None,
+    budget: float | Budget | None = None,
+    allow_none: bool = False,
+    costs: Costs = "record",
+    learning_rate: float | None = None,
     seed: int | None = None,
 ) -> Mod:
     """Return a client mod that applies a defence to every update the client uploads.
 
     Args:
         defence: a spec such as `topk:ratio=0.9` or `gaussian:sigma=0.01+topk`; None takes the run config's `defence`.
-            What acts before there is an update (on data, model, samples, step gradients) needs `train_round` in the
-            client's train function, and is refused without.
+        inside: the train function trains under the defence, by `train_round`: for what acts before there is an update
+            (on data, model, samples, step gradients), which is refused at once without.
         encoding: `weights` uploads new weights, for any strategy; `wire` uploads the update as one compact payload,
-            for a strategy under `guard`; None takes the run config's `encoding`, else `weights`.
-        learning_rate: of the client's steps, for defences that ask; `train_round` knows its own.
+            for a strategy under `guard`; None takes the run config's `encoding`, else what the server says it reads.
+        bn: what happens to running statistics of batch normalisation: `local` (default, or the run config's `bn`) keeps
+            them here, `aggregate` lets them leave in clear, `protect` seals them with the update.
+        include: patterns of tensor names (`*lora_*`) to seal; all others go back as they came.
+        exclude: patterns of tensor names that are not sealed and do not leave.
+        model: builds the client's model; only parameters of it that require gradients are sealed.
+        ledger: file to keep state and releases in, where the site names none (FEDSEAL_LEDGER, or `fedseal-ledger` in
+            the node config); without any they live in Flower's context, as long as node and run.
+        budget: largest epsilon, at delta 1e-5 unless a `Budget` says another: no round passes it.
+        allow_none: let the run config ask for no defence at all.
+        costs: `record` sends what it cost in the envelope, for `guard`; `metrics` also in the reply's metrics, which
+            all clients must then have and Flower averages.
+        learning_rate: of the client's steps, if it is known; `train_round` knows its own.
         seed: makes the defence's noise reproducible, for experiments only; by default the operating system seeds it.
     """
     if defence is not None:
-        _checked_defence(defence)
-    if encoding is not None:
-        _checked_encoding(encoding)
-    return _Defend(defence, encoding, learning_rate, seed)
+        checked_defence(defence, inside=inside)
+    if encoding is not None and encoding not in ENCODINGS:
+        raise UsageError(f"there is no encoding {encoding!r}.", hint="Use 'weights' or 'wire'.")
+    if bn is not None:
+        statistics.checked_policy(bn)
+    if costs not in ("record", "metrics"):
+        raise UsageError(f"costs cannot go to {costs!r}.", hint="Use 'record' or 'metrics'.")
+    granted = Budget(float(budget)) if isinstance(budget, int | float) else budget
+    scope = Scope(tuple(include), tuple(exclude), model)
+    return _Defend(defence, inside, allow_none, encoding, bn, scope, ledger, granted, costs, learning_rate, seed)
 
 
-def _checked_defence(spec: str) -> Defence:
+def checked_defence(spec: str, *, inside: bool) -> Defence:
+    """Build a defence that a client can apply by itself, or refuse it with what to do instead."""
+    if not spec.strip():
+        raise UsageError("the defence has no name.", hint="See `fedseal list defences`; none at all is called none.")
     defence = build_defence(spec)
     refuse_joint(defence, "Flower's SecAgg+ mod in front of this one")
+    early = needs_training(defence)
+    if early and not inside:
+        raise CapabilityError(
+            f"{', '.join(early)} acts while the client trains and cannot be applied to a finished update.",
+            hint="Train with fedseal.flower.train_round and say so: defend(..., inside=True).",
+        )
     return defence
-
-
-def _checked_encoding(value: object) -> Encoding:
-    if value == "weights" or value == "wire":
-        return "weights" if value == "weights" else "wire"
-    raise UsageError(f"there is no encoding {value!r}.", hint="Use 'weights' or 'wire'.")
 
 
 def _run_setting(context: Context, name: str) -> object:
@@ -195,48 +269,23 @@ def _run_setting(context: Context, name: str) -> object:
     return context.run_config[name]
 
 
-def _renamed(update: Update, names: tuple[str, ...], before: Tensors) -> Update:
+def _renamed(change: Tensors, names: tuple[str, ...], before: Tensors) -> dict[str, Tensor]:
     """Return an update under the names the server uses: places in the list, in the older API."""
     if list(before) != [str(place) for place in range(len(names))]:
-        return update
+        return dict(change)
     places = {name: str(place) for place, name in enumerate(names)}
-    return Update({places[name]: tensor for name, tensor in update.tensors.items()}, update.kind)
+    return {places[name]: tensor for name, tensor in change.items()}
 
 
-def _in_precision_of(like: Tensors, tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.to(like[name].dtype) if name in like else tensor for name, tensor in tensors.items()}
+def _weights(sealed: _Sealed, before: Tensors, like: ArrayRecord) -> ArrayRecord:
+    """Return new weights: as received, plus what may leave."""
+    state = dict(before) | {name: before[name] + tensor for name, tensor in sealed.change.items()}
+    own = statistics.statistics_of(before)
+    return to_record(state | statistics.as_statistics({name: state[name] for name in own}), like)
 
 
-def _rounds_done(context: Context) -> int:
-    record = context.state.config_records.get(PROGRESS)
-    done = None if record is None else record.get("round")
-    return done if isinstance(done, int) else 0
-
-
-def _remember(context: Context, defence: Defence, round_number: int, prepared_by: int) -> None:
-    """Leave the client's state in Flower's context, for its next round."""
-    state = {name: tensor.detach().cpu() for name, tensor in defence.state_dict().items()}
-    context.state.array_records[STATE] = ArrayRecord(state)
-    context.state.config_records[PROGRESS] = ConfigRecord({"round": round_number, "prepare": prepared_by})
-
-
-def _weights(sealed: _Sealed, before: dict[str, Tensor], like: ArrayRecord) -> ArrayRecord:
-    scale = 1.0 if sealed.update.kind == "delta" else -sealed.learning_rate
-    state = dict(before)
-    for name, tensor in sealed.update.tensors.items():
-        state[name] = before[name] + scale * tensor
-    return to_record(state, like)
-
-
-def _write_cost(content: RecordDict, cost: CostReport) -> None:
-    figures: dict[str, Any] = {
-        f"fedseal-{name.replace('_', '-')}": float(value)
-        for name in _FIGURES
-        if (value := getattr(cost, name)) is not None
-    }
-    if _LEGACY_METRICS in content.config_records:
-        content.config_records[_LEGACY_METRICS].update(figures)
-        return
+def _metrics_of(content: RecordDict) -> MetricRecord:
+    """Return a reply's metrics, made if there are none."""
     if not content.metric_records:
         content.metric_records["metrics"] = MetricRecord()
-    next(iter(content.metric_records.values())).update(figures)
+    return next(iter(content.metric_records.values()))

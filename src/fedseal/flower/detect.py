@@ -12,22 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
-from fedseal.core.errors import FedsealError, UsageError
+from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.tensors import Tensors, check_like
 from fedseal.detection.detector import detect as detect_model
 from fedseal.detection.fingerprints import fingerprint
 from fedseal.flower.defend import Mod
-from fedseal.flower.records import only_arrays, to_tensors
+from fedseal.flower.envelope import refusal
+from fedseal.flower.records import in_types_of, only_arrays, to_tensors
 
 FINDINGS = "fedseal.detect"
-REFUSED = 451
-"""Code of the error a refusing client answers with: unavailable for a reason of the client's own."""
-
 OnAlarm: TypeAlias = Literal["refuse", "warn"]
 """What happens on an alarm: the client does not answer, or it does and logs why it should not have."""
 
@@ -37,7 +35,7 @@ _LOG = logging.getLogger("fedseal.flower")
 @dataclass(frozen=True)
 class _Detect:
     model: Callable[[], nn.Module]
-    batch: Callable[[Context], Batch] | None
+    batch: Batch | Callable[[Context], Batch] | None
     on_alarm: OnAlarm
     normalisation: Normalisation
 
@@ -50,7 +48,7 @@ class _Detect:
         _LOG.warning("client %d received a suspicious model: %s", context.node_id, reason)
         if self.on_alarm == "warn":
             return call_next(message, context)
-        return Message(Error(REFUSED, "the model was refused as suspicious"), reply_to=message)
+        return refusal(message, InputError("the model was refused as suspicious."))
 
     def _look(self, message: Message, context: Context) -> str | None:
         """Return why the model is suspicious, or None; leave what was found in the context."""
@@ -58,7 +56,7 @@ class _Detect:
         model = self.model()
         try:
             _load(model, to_tensors(record, "train message"))
-            batch = None if self.batch is None else self.batch(context)
+            batch = self.batch(context) if callable(self.batch) else self.batch
             found = detect_model(model, batch, normalisation=self.normalisation)
         except FedsealError as error:
             context.state.config_records[FINDINGS] = ConfigRecord({"suspicious": True, "alarms": [error.message]})
@@ -73,7 +71,7 @@ class _Detect:
 def detect(
     model: Callable[[], nn.Module],
     *,
-    batch: Callable[[Context], Batch] | None = None,
+    batch: Batch | Callable[[Context], Batch] | None = None,
     on_alarm: OnAlarm = "refuse",
     normalisation: Normalisation = IDENTITY,
 ) -> Mod:
@@ -83,7 +81,8 @@ def detect(
 
     Args:
         model: builds the architecture the client agreed to, in the mode it trains in; received weights must fit it.
-        batch: returns samples the client would train on; without it only the weights are looked at.
+        batch: samples the client would train on, or a function of Flower's context that returns them; without it only
+            the weights are looked at.
         on_alarm: `refuse` answers with an error, `warn` logs and goes on.
         normalisation: between images and model inputs.
     """
@@ -97,5 +96,6 @@ def _load(model: nn.Module, received: Tensors) -> None:
     own = model.state_dict()
     if list(received) == [str(place) for place in range(len(own))]:
         received = dict(zip(own, received.values(), strict=True))
+    received = in_types_of(own, received)
     check_like(received, own, "received model")
     model.load_state_dict(dict(received))

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from fedseal.core.errors import UsageError
 from fedseal.core.tensors import Tensors
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, write_update
-from fedseal.flower.records import Upload, only_arrays, read_reply, server_round, to_tensors
+from fedseal.flower.envelope import server_round
+from fedseal.flower.records import Upload, only_arrays, read_reply, to_tensors
 
 
 class Recorder:

@@ -1,8 +1,4 @@
-"""Between Flower's records and named tensors, for the message API and for the older one that SecAgg+ needs.
-
-A sealed reply carries an *envelope*, a config record that says which round it answers and how its arrays are to be
-read: as new weights, or as one wire payload that holds the update itself.
-"""
+"""Between Flower's records and named tensors, for the message API and for the older one that SecAgg+ needs."""
 
 from __future__ import annotations
 
@@ -10,83 +6,35 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedseal.core.errors import InputError
-from fedseal.core.observation import Update, UpdateKind
+from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite, check_like
 from fedseal.federation.posthoc import travelling
-from fedseal.federation.update_file import check_update
 from fedseal.federation.wire import decode
+from fedseal.flower.envelope import Envelope
+from fedseal.flower.statistics import as_statistics, statistics_of
 
-ENVELOPE = "fedseal"
 PAYLOAD = "fedseal.payload"
 """Name of the only array of a reply that carries a wire payload."""
 
-Encoding: TypeAlias = Literal["weights", "wire"]
-
-_ROUND_KEYS = ("server-round", "server_round")
+_MOST_DIMENSIONS = 16
+_AROUND_ARRAY = 700
+_AROUND_MESSAGE = 3000
+"""Bytes of Flower 1.41's objects, identifiers and frames, as measured between SuperNode and SuperLink."""
+_MOST_ENTRIES = 1 << 40
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00(?P<length>..)(?P<header>\{'descr': '(?P<dtype>[<|](?:f[248]|[iu][1248]|b1))', "
     rb"'fortran_order': (?P<fortran>True|False), 'shape': \((?P<shape>(?:\d{1,18}(?:,|, (?=\d)|(?=\))))*)\), \} *\n)",
     re.DOTALL,
 )
 """The head of NumPy's file format, version 1, as NumPy writes it."""
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """What a sealed reply says of itself.
-
-    Attributes:
-        round: the server's number of the round it answers, from 1.
-        kind: of the update.
-        encoding: how it travels.
-        learning_rate: of the client's steps; turns a gradient into a weight change.
-        defence: the spec that was applied.
-    """
-
-    round: int
-    kind: UpdateKind
-    encoding: Encoding
-    learning_rate: float
-    defence: str
-
-    def to_record(self) -> ConfigRecord:
-        """Return the envelope as Flower carries it."""
-        return ConfigRecord(
-            {
-                "round": self.round,
-                "kind": self.kind,
-                "encoding": self.encoding,
-                "learning-rate": self.learning_rate,
-                "defence": self.defence,
-            }
-        )
-
-    @staticmethod
-    def from_content(content: RecordDict) -> Envelope | None:
-        """Return the envelope of a reply, None if it has none; one that makes no sense is refused."""
-        record = content.config_records.get(ENVELOPE)
-        if record is None:
-            return None
-        number, kind, encoding = record.get("round"), record.get("kind"), record.get("encoding")
-        rate, defence = record.get("learning-rate"), record.get("defence")
-        if (
-            type(number) is not int
-            or kind not in ("gradient", "delta")
-            or encoding not in ("weights", "wire")
-            or not isinstance(rate, float)
-            or not 0 < rate < math.inf
-            or not isinstance(defence, str)
-        ):
-            raise InputError("the reply's envelope makes no sense.", hint="Run one version on clients and server.")
-        return Envelope(number, cast(UpdateKind, kind), cast(Encoding, encoding), rate, defence)
 
 
 def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
@@ -111,6 +59,8 @@ def _tensor(array: Array, what: str) -> Tensor:
         raise InputError(f"{what} is corrupted.", hint="Ask the client to send it again.")
     dtype = np.dtype(found["dtype"].decode())
     shape = tuple(int(side) for side in found["shape"].split(b",") if side.strip())
+    if len(shape) > _MOST_DIMENSIONS or math.prod(max(side, 1) for side in shape) > _MOST_ENTRIES:
+        raise InputError(f"{what} has an impossible shape of {len(shape)} dimensions.")
     left = len(array.data) - found.end()
     if math.prod(shape) * dtype.itemsize != left:
         raise InputError(f"{what} of {dtype} and shape {list(shape)} does not fit its {left} bytes.")
@@ -133,14 +83,29 @@ def payload_record(payload: bytes) -> ArrayRecord:
     return ArrayRecord({PAYLOAD: Array(np.frombuffer(payload, np.uint8))})
 
 
-def server_round(message: Message, default: int) -> int:
-    """Return the server's number of the round a message belongs to, from 1."""
-    for record in message.content.config_records.values():
-        for key in _ROUND_KEYS:
-            value: Any = record.get(key)
-            if isinstance(value, int):
-                return value
-    return default
+def content_bytes(content: RecordDict) -> int:
+    """Return what a reply takes on its way to the SuperLink: its arrays, and what Flower sends around each of them."""
+    arrays = [array for record in content.array_records.values() for array in record.values()]
+    return sum(len(array.data) for array in arrays) + len(arrays) * _AROUND_ARRAY + _AROUND_MESSAGE
+
+
+def in_types_of(like: Tensors, tensors: Tensors) -> dict[str, Tensor]:
+    """Return tensors in the types of `like`, where they are the same kind of number.
+
+    Strategies average counters to fractions and single precision to double; what comes back from them is the model's
+    all the same. An integer where the model has a fraction is left as it is, and `check_like` names it.
+    """
+    return {name: _in_type_of(like[name], tensor) if name in like else tensor for name, tensor in tensors.items()}
+
+
+def _in_type_of(like: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.dtype == like.dtype:
+        return tensor
+    if like.is_floating_point():
+        return tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+    if tensor.is_floating_point():
+        tensor = tensor.nan_to_num(0.0).round()
+    return tensor.to(like.dtype)
 
 
 @dataclass(frozen=True)
@@ -148,8 +113,8 @@ class Upload:
     """A reply as the server reads it.
 
     Attributes:
-        update: what the client sent, as a gradient or a weight change.
-        weights: the client's new state: what it was sent plus its update; buffers as they were sent.
+        update: what the client sent: the weight change of what may travel.
+        weights: the client's new state: what it was sent plus its update; buffers by the client's policy.
         envelope: None where the client has no fedseal.
     """
 
@@ -158,40 +123,62 @@ class Upload:
     envelope: Envelope | None
 
 
-def read_reply(content: RecordDict, before: Tensors) -> Upload:
+def read_reply(content: RecordDict, before: Tensors, *, learning_rate: float | None = None) -> Upload:
     """Read a client's reply against the state it was sent, or refuse it with what is wrong.
 
     Args:
         content: of the reply.
         before: the state the server sent.
+        learning_rate: the clients', if the server knows it: for the gradients of older clients.
     """
     envelope = Envelope.from_content(content)
     _, record = only_arrays(content, "reply")
     if envelope is not None and envelope.encoding == "wire":
-        update = _decoded(record, before, envelope)
+        change = _decoded(record, before)
     else:
-        update = _difference(to_tensors(record, "reply"), before)
-    scale = 1.0 if update.kind == "delta" or envelope is None else -envelope.learning_rate
-    weights = {
-        name: torch.add(tensor, update.tensors[name], alpha=scale) if name in update.tensors else tensor
-        for name, tensor in before.items()
-    }
-    return Upload(update, weights, envelope)
+        change = _difference(to_tensors(record, "reply"), before)
+    if envelope is not None and envelope.kind == "gradient" and envelope.encoding == "wire":
+        if learning_rate is None:
+            raise InputError(
+                "the reply is a gradient, and the server does not know the clients' learning rate.",
+                hint="Upgrade the client, or give guard(learning_rate=...).",
+            )
+        change = {name: tensor * -learning_rate for name, tensor in change.items()}
+    weights = {name: tensor + change[name] if name in change else tensor for name, tensor in before.items()}
+    weights |= as_statistics({name: weights[name] for name in statistics_of(before) if name in change})
+    check_finite({name: weights[name] for name in change}, "reply")
+    sealed = travelling(before)
+    return Upload(
+        Update({name: tensor for name, tensor in change.items() if name in sealed}, "delta"), weights, envelope
+    )
 
 
-def _decoded(record: ArrayRecord, before: Tensors, envelope: Envelope) -> Update:
+def _decoded(record: ArrayRecord, before: Tensors) -> dict[str, Tensor]:
     if list(record) != [PAYLOAD]:
         raise InputError("the reply announces a payload and carries something else.")
     payload = to_tensors(record, "reply")[PAYLOAD]
     if payload.dtype != torch.uint8 or payload.ndim != 1:
         raise InputError("the reply's payload is not a string of bytes.")
     size = sum(tensor.numel() * tensor.element_size() for tensor in before.values())
-    update = decode(payload.numpy().tobytes(), limit=size)
-    check_update(update, before, "reply")
-    return Update(update, envelope.kind)
+    decoded = decode(payload.numpy().tobytes(), limit=size)
+    change = in_types_of(before, decoded)
+    check_like(change, {name: before[name] for name in change if name in before}, "reply")
+    return _finite_changes(change)
 
 
-def _difference(after: Tensors, before: Tensors) -> Update:
+def _difference(after: Tensors, before: Tensors) -> dict[str, Tensor]:
+    after = in_types_of(before, after)
     check_like(after, before, "reply")
     check_finite({name: tensor for name, tensor in after.items() if tensor.is_floating_point()}, "reply")
-    return Update({name: after[name] - before[name] for name in travelling(before)}, "delta")
+    return _finite_changes(
+        {name: after[name] - tensor for name, tensor in before.items() if tensor.is_floating_point()}
+    )
+
+
+def _finite_changes(change: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what moves the model; counters are none of a server's business."""
+    moving = {name: tensor for name, tensor in change.items() if tensor.is_floating_point()}
+    if not moving:
+        raise InputError("the reply holds no update.")
+    check_finite(moving, "reply")
+    return moving

@@ -137,5 +137,5 @@ def memory_turn(
 
 def slot_of(spec: str, weights: Tensors) -> str:
     """Return the name under which a defence's state is kept: its spec, and the structure of the model it is for."""
-    structure = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in weights.items()}
+    structure = {name: list(tensor.shape) for name, tensor in weights.items()}  # strategies change precisions
     return f"{spec}@{hash_json(structure)[:16]}"

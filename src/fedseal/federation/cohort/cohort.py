@@ -328,4 +328,4 @@ def play_alone(
     )
     (answer,) = done.answers
     assert answer.update is not None
-    return ClientRound(answer.update, answer.fed, answer.bn_statistics, done.cost(answer))
+    return ClientRound(answer.update, answer.fed, answer.bn_statistics, done.cost(answer), answer.buffers)
