@@ -17,7 +17,9 @@ from fedseal.report.write import write_reports
 from fedseal.store.database import Store
 from fedseal.store.records import TrialRecord
 
-SCENARIO = Scenario(data="faces:size=64", attacks=("ig:iterations=1",), defences=("none", "topk"), targets=4)
+SCENARIO = Scenario(
+    data="faces:size=64", attacks=("ig:iterations=1",), defences=("none", "topk"), targets=4, readings=0
+)
 
 
 def record(key: str, size: int = 0) -> TrialRecord:

@@ -26,6 +26,7 @@ data: faces:size=8
 defences: [none, topk]
 attacks: ["ig:iterations=100", "ig:iterations=101"]
 targets: 1
+readings: 0
 """
 TRIALS = 6
 MOMENTS = {1: [(None, 2.0), (1, 0.2), (2, 0.2)], 2: [(2, 0.1)]}

@@ -38,6 +38,7 @@ def test_an_audit_runs_every_active_attack_and_says_what_the_server_did(tmp_path
             "attacks": [*ACTIVE, "ig:iterations=2"],
             "defences": ["none", "topk:ratio=0.9"],
             "targets": 2,
+            "readings": 0,
         },
         source="test",
     )

@@ -113,6 +113,7 @@ def test_defences_that_mix_labels_are_audited_too(tmp_path: Path) -> None:
         attacks=("first-layer",),
         defences=("mixup", "instahide"),
         targets=1,
+        readings=0,
     )
     records = run_audit([scenario], tmp_path).records
     assert [record.status for record in records] == ["ok"] * 5  # the undefended control comes by itself

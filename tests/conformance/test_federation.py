@@ -16,7 +16,12 @@ from fedseal.federation.simulation import FederationConfig, History, RoundListen
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
-SPECS = [name for name in DEFENCES.names() if name != "pretrained"]  # whose strength is a file; its own tests have one
+QUICK = {"lids": "lids:samples=3,epochs=2,cache=false"}
+SPECS = [
+    QUICK.get(name, name)
+    for name in DEFENCES.names()
+    if name != "pretrained"  # whose strength is a file; its own tests have one
+]
 CONFIG = FederationConfig(rounds=4, local_steps=2, batch_size=4)
 
 

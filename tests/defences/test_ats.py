@@ -223,6 +223,7 @@ def test_an_audit_finds_the_fed_image_though_not_the_original(tmp_path: Path):
         attacks=("first-layer",),
         attacker=AttackerConfig(aware="naive"),
         targets=3,
+        readings=0,
     )
     records = run_audit([scenario], tmp_path).records
     for record in (record for record in records if record.defence == "ats"):
