@@ -14,7 +14,7 @@ from fedseal.core.tensors import flatten
 from fedseal.defences.fedkl import FedKL, KeyLock
 from fedseal.defences.precode import Bottleneck, Precode
 from fedseal.federation.client import RoundConfig, client_round, set_mode
-from fedseal.federation.loss import classification_loss
+from fedseal.federation.loss import CrossEntropy
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
@@ -34,7 +34,7 @@ def dummy_update(defence: FedKL | Precode, model: torch.nn.Module, hidden: dict[
     def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = functional_call(own, {**weights, **hidden}, (BATCH.images,))
         extra = None if view.extra_loss is None else view.extra_loss(own)
-        value = classification_loss(logits, BATCH.labels, "mean")
+        value = CrossEntropy()(logits, BATCH.labels, "mean")
         return value if extra is None else value + extra
 
     return flatten(grad(loss)(parameters))

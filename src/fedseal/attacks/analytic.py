@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedseal.attacks.labels import infer_labels
+from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import (
     attack_model,
     attack_parameters,
@@ -49,6 +50,8 @@ from fedseal.models.structure import ExecutedLayer, input_linear_layer
 )
 class FirstLayerInversion(Attack):
     """Reads images off the gradient of a linear first layer."""
+
+    any_loss: ClassVar[bool] = True
 
     def check(self, observation: Observation) -> None:
         """Refuse models whose first layer is not linear on the whole image."""
@@ -83,7 +86,7 @@ class FirstLayerInversion(Attack):
         gradient = estimated_gradient(observation)
         rows, bias = gradient[layer.weight_name], gradient[layer.bias_name]
         count = image_count(observation)
-        guess = infer_labels(observation, seed)
+        guess = inferred_or_none(observation, seed)
         normalisation = input_normalisation(observation)
         agreed = 0
         if count == 1:

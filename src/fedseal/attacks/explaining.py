@@ -43,6 +43,7 @@ class Mismatch:
             num_classes=knowledge.num_classes,
             objective=Cosine(),
             priors=Priors(),
+            loss=knowledge.loss,
             reduction=knowledge.loss_reduction,
             view=knowledge.defence,
             scale=update_scale(observation),

@@ -51,6 +51,8 @@ _SHORTLIST = 16
 class RetrievalAttack(Attack):
     """Looks the update up among those of the public images."""
 
+    any_loss: ClassVar[bool] = True
+
     def check_knowledge(self, knowledge: Knowledge) -> None:
         """Refuse a search among nothing."""
         public, _ = public_of(knowledge, "retrieval")

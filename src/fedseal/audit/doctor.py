@@ -21,7 +21,7 @@ from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
 from fedseal.core.tensors import flatten
 from fedseal.federation.client import set_mode
-from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.loss import client_loss, is_class
 from fedseal.models.structure import output_layer
 from fedseal.store.findings import Finding
 
@@ -114,7 +114,7 @@ def _gradients(setup: Setup) -> Iterator[Finding]:
 def _sign(setup: Setup, target: Target) -> Iterator[Finding]:
     """Check that a step along the update, as the attacker reads it, lowers the client's loss."""
     model = set_mode(copy.deepcopy(setup.model), replace(setup.config, train_mode=False))  # dropout would blur it
-    loss = cross_entropy_loss(setup.config.normalisation, setup.config.loss_reduction)
+    loss = client_loss(setup.config.normalisation, setup.config.loss_reduction, setup.config.loss)
     update = target.observation.update.tensors
     sign = -1.0 if target.observation.update.kind == "gradient" else 1.0
     length = 1e-3 / max(float(flatten(update).norm()), 1e-12)
@@ -134,7 +134,7 @@ def _sign(setup: Setup, target: Target) -> Iterator[Finding]:
 def _batch_and_classes(setup: Setup) -> Iterator[Finding]:
     size = setup.scenario.client.batch_size * setup.scenario.client.local_steps
     classes = len(setup.private.classes)
-    if size > classes:
+    if size > classes and is_class(setup.private.labels):
         yield Finding(
             severity="note",
             topic="labels",
@@ -147,7 +147,7 @@ def _last_bias(setup: Setup) -> Iterator[Finding]:
     if setup.scenario.attacker.labels in {"true", "unknown"}:
         return
     probe = setup.public.images[:2]
-    layer = output_layer(setup.model, probe, len(setup.private.classes))
+    layer = output_layer(setup.model, probe, setup.outputs)
     if layer is None:
         yield Finding(
             severity="problem",

@@ -16,6 +16,7 @@ from fedseal.core.identity import file_content, identity_of
 from fedseal.core.sources import code_digest
 from fedseal.data.places import cache_directory
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.loss import LOSSES, training_loss
 from fedseal.metrics.lpips_weights import weight_files
 from fedseal.metrics.registry import METRICS
 from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
@@ -57,6 +58,7 @@ class Job:
 
 def check_names(scenario: Scenario) -> None:
     """Refuse a scenario that names unknown attacks, defences, options or label rules, before anything is loaded."""
+    training_loss(scenario.loss)
     if scenario.attacker.labels not in {"true", "unknown"}:
         label_rule(scenario.attacker.labels)
     for metric in scenario.metrics:
@@ -104,6 +106,7 @@ def base_identity(setup: Setup) -> str:
     settings["attacker"].pop("aware")
     return identity_of(
         scenario=settings,
+        loss=None if scenario.loss in LOSSES else code_digest([scenario.loss.partition(":")[0]]),
         labels=entry_part(LABEL_RULES, scenario.attacker.labels) if is_rule(scenario.attacker.labels) else None,
         metrics={spec: entry_part(METRICS, spec) for spec in scenario.metrics},  # records call them by these words
         images_per_target=setup.images_per_target,

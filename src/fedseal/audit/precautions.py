@@ -23,7 +23,9 @@ _SAMPLES = 16
 def weapon(setup: Setup) -> Iterator[Finding]:
     """Run the client's detector on the model as it was given: one built to leak needs no attack to be a finding."""
     try:
-        found = detect(setup.model, _targeted(setup, _SAMPLES), normalisation=setup.config.normalisation)
+        found = detect(
+            setup.model, _with_classes(setup, _targeted(setup, _SAMPLES)), normalisation=setup.config.normalisation
+        )
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's model may raise anything; the finding says what
         reason = error.message if isinstance(error, FedsealError) else f"{type(error).__name__}: {error}"
         yield Finding(
@@ -62,7 +64,7 @@ def duplicates(setup: Setup) -> Iterator[Finding]:
 
 def strangers(setup: Setup) -> Iterator[Finding]:
     """Say how large the line-ups are where data are few, and that four targets are the least."""
-    given = setup.scenario.attacker.labels == "true"
+    given = setup.by_class
     labels = setup.strangers.labels
     count = int(torch.bincount(labels).min()) if given and len(labels) else len(labels)
     if count < FEWEST_STRANGERS:
@@ -89,6 +91,13 @@ def strangers(setup: Setup) -> Iterator[Finding]:
             text=f"{setup.scenario.targets} target(s) are too few for an interval or a level.",
             advice=f"Set `targets` to at least {FEWEST}; 8 or more tell small leaks from chance.",
         )
+
+
+def _with_classes(setup: Setup, batch: Batch) -> Batch:
+    """Return the batch with some class for each image where its labels are none: the detector reads gradients only."""
+    if not batch.labels.is_floating_point():
+        return batch
+    return Batch(batch.images, torch.arange(len(batch), device=batch.labels.device) % setup.outputs)
 
 
 def _targeted(setup: Setup, count: int) -> Batch:

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
+from fedseal.core.config_file import ModelText, PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
-from fedseal.core.knowledge import BNMode
+from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 
 
 class _Config(BaseModel):
@@ -122,7 +122,8 @@ class Scenario(_Config):
         name: for reports.
         data: spec of the data set.
         public_fraction: share of the data that is public.
-        model: spec of the model, or `package.module:attribute`.
+        model: spec of the model, or `package.module:attribute`; or a mapping with its `name` and options.
+        loss: that clients minimise: `cross-entropy`, `bce`, `mse`, or `module:attribute` for one's own.
         client: see `ClientConfig`.
         attacker: see `AttackerConfig`.
         defences: specs of defence pipelines (`none`, `topk:ratio=0.8`, `gaussian+topk`).
@@ -139,7 +140,8 @@ class Scenario(_Config):
     name: PlainName = "audit"
     data: str = "faces"
     public_fraction: float = Field(0.3, gt=0, lt=1)
-    model: str = "lenet:init=wide-uniform"
+    model: ModelText = "lenet:init=wide-uniform"
+    loss: str = CROSS_ENTROPY
     client: ClientConfig = ClientConfig()
     attacker: AttackerConfig = AttackerConfig()
     stage: StageConfig | None = None

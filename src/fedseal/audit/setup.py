@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
@@ -29,9 +29,11 @@ from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.cohort import federated_model
+from fedseal.federation.fitting import fitting_model, with_targets
+from fedseal.federation.loss import is_class
 from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
 from fedseal.metrics.singling import draw_strangers
-from fedseal.models.registry import build_model
+from fedseal.models.registry import output_size
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
 
@@ -86,6 +88,16 @@ class Setup:
     data_hash: str
     weights_hash: str
     staging: Staging | None = None
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many the model has; one for each class, unless it has more, or one logit for two."""
+        return output_size(self.model, self.private.shape)
+
+    @property
+    def by_class(self) -> bool:
+        """Whether originals are told apart among strangers of their class: the attacker is given the classes."""
+        return self.scenario.attacker.labels == "true" and is_class(self.private.labels)
 
     def shape(self, defence: Defence) -> RoundShape:
         """Return how much data is behind an update under a defence."""
@@ -173,7 +185,8 @@ class Setup:
         client, attacker = self.scenario.client, self.scenario.attacker
         knowledge = Knowledge(
             input_shape=self.private.shape,
-            num_classes=len(self.private.classes),
+            num_classes=self.outputs,
+            loss=self.scenario.loss,
             loss_reduction=attacker.loss_reduction or client.loss_reduction,
             bn_mode=client.bn_mode,
             label_rule=attacker.labels,
@@ -227,12 +240,12 @@ def build_setup(
         public = ground.test.pick(slice(granted))
     else:
         dataset = DATASETS.build(scenario.data, data_root=data_root)
-        private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)
-        public = rest.batch(torch.arange(min(len(rest), granted)))
         content = hash_tensors({"images": dataset.images, "labels": dataset.labels})
         config = _round_config(scenario, dataset)
-        classes = len(dataset.classes)
-        model = build_model(scenario.model, input_shape=dataset.shape, num_classes=classes, seed=scenario.seed)
+        model = fitting_model(scenario.model, dataset, scenario.loss, scenario.seed)
+        dataset = with_targets(dataset, model, scenario.loss)
+        private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)
+        public = rest.batch(torch.arange(min(len(rest), granted)))
         model, ground = model.to(where, _DTYPES[scenario.client.dtype]), None
     like = next(model.parameters())
     public = public.to(like.device, like.dtype)
@@ -261,6 +274,7 @@ def _round_config(scenario: Scenario, dataset: ImageDataset) -> RoundConfig:
         learning_rate=client.learning_rate,
         bn_mode=client.bn_mode,
         train_mode=client.train_mode,
+        loss=scenario.loss,
         loss_reduction=client.loss_reduction,
         normalisation=dataset.normalisation if client.normalise else IDENTITY,
     )
@@ -299,7 +313,8 @@ def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: torch.T
     """Return images of the same source that are nobody's target, the same ones however many targets there are."""
     order = _target_order(private, scenario)
     rest = order[~torch.isin(order, targeted)]
-    return private.batch(draw_strangers(private.labels, rest, by_class=scenario.attacker.labels == "true"))
+    by_class = scenario.attacker.labels == "true" and is_class(private.labels)
+    return private.batch(draw_strangers(private.labels, rest, by_class=by_class))
 
 
 def _images_per_target(scenario: Scenario) -> int:

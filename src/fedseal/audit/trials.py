@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedseal.attacks.labels.inference import check_rule
 from fedseal.audit.plan import Job
 from fedseal.audit.setup import Setup, Target, make_aware
 from fedseal.core.attack import ATTACKS, Budget
@@ -17,7 +18,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 from fedseal.core.watcher import Report, Tick
 from fedseal.defences.pipeline import build_defence
-from fedseal.metrics.labels import guessed_accuracy
+from fedseal.metrics.labels import guessed_accuracy, guessed_flags
 from fedseal.modalities.measures import Case, Measures
 from fedseal.store.records import TrialRecord
 
@@ -61,6 +62,8 @@ class TrialRunner:
         defences = [build_defence(job.defence) for _ in job.trials]
         model = self._setup.wrapped_model(defences[0], job.defence)
         attack = ATTACKS.build(job.attack)
+        attack.check_loss(self._setup.scenario.loss)
+        check_rule(self._setup.scenario.attacker.labels, self._setup.scenario.loss)
         seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
         targets = [
             self._setup.observe(defence, trial.target, model=model, name=job.defence, attack=attack, seed=seed)
@@ -92,7 +95,7 @@ class TrialRunner:
             target.fed,
             self._setup.public,
             self._setup.strangers,
-            by_class=scenario.attacker.labels == "true",
+            by_class=self._setup.by_class,
             metrics=scenario.metrics,
             seed=derive_seed(scenario.seed, "baseline", job.trials[index].target),
         )
@@ -117,8 +120,10 @@ class TrialRunner:
         """Return what guessing labels by public frequencies gives; None where the attacker was given them."""
         if self._setup.scenario.attacker.labels == "true":
             return None
-        classes = len(self._setup.private.classes)
-        return guessed_accuracy(torch.bincount(self._setup.public.labels.cpu(), minlength=classes), count)
+        labels = self._setup.public.labels.cpu()
+        if labels.is_floating_point():
+            return guessed_flags(labels)
+        return guessed_accuracy(torch.bincount(labels, minlength=len(self._setup.private.classes)), count)
 
     def _without_result(self, job: Job, status: str, message: str) -> list[Outcome]:
         return [Outcome(self._record(job, i, status=status, message=message)) for i in range(len(job.trials))]

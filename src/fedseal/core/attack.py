@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from fedseal.core.errors import CapabilityError
-from fedseal.core.knowledge import Knowledge
+from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Declared, Registry
@@ -81,6 +81,9 @@ class Attack(Declared, ABC):
         ('Grey', frozenset())
     """
 
+    any_loss: ClassVar[bool] = False
+    """Whether it takes the client's loss as it is; if not, it reads the gradient of a classifier's cross-entropy."""
+
     @property
     def needs(self) -> frozenset[str]:
         """The capabilities that must be granted."""
@@ -115,12 +118,21 @@ class Attack(Declared, ABC):
         self.check_knowledge(observation.knowledge)
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
-        """Refuse a threat model that does not grant what the attack needs."""
+        """Refuse a threat model that does not grant what the attack needs, or a loss it cannot read."""
+        self.check_loss(knowledge.loss)
         missing = sorted(self.needs - knowledge.granted())
         if missing:
             raise CapabilityError(
                 f"{self.name} needs {', '.join(missing)}, which the threat model does not grant.",
                 hint="Grant it under `attacker:` in the scenario, or choose another attack.",
+            )
+
+    def check_loss(self, loss: str) -> None:
+        """Refuse a loss whose gradient the attack cannot read."""
+        if not self.any_loss and loss != CROSS_ENTROPY:
+            raise CapabilityError(
+                f"{self.name} reads the gradient of a cross-entropy, and the clients minimise {loss}.",
+                hint="Attacks that match gradients, such as `ig`, take any loss.",
             )
 
     def run(

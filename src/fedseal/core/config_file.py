@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import PathText
 from fedseal.core.registry import near_matches
+from fedseal.core.specs import quoted
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -28,6 +29,21 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str | int) else value
 
 
+def _one_text(value: Any) -> Any:
+    """Write `{name: pkg.mod:Net, width: 32}` as one spec."""
+    if not isinstance(value, Mapping):
+        return value
+    options = {str(key): option for key, option in value.items() if key != "name" and option is not None}
+    if not isinstance(value.get("name"), str):
+        raise ValueError("a mapping needs the key `name`, such as `name: my_package.nets:Net`")
+    if any(isinstance(option, Mapping) for option in options.values()):
+        raise ValueError("options are single values or lists")
+    query = "&".join(f"{key}={quoted(option)}" for key, option in options.items())
+    return f"{value['name']}?{query}" if query else value["name"]
+
+
+ModelText = Annotated[str, BeforeValidator(_one_text)]
+"""A spec; it may be written as a mapping of its name and its options."""
 PlainName = Annotated[str, AfterValidator(_plain)]
 """A name that is also good for a file."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]

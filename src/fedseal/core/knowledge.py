@@ -20,6 +20,9 @@ BNMode: TypeAlias = Literal["eval", "train-nostats", "train-exact-stats"]
 """How the client runs batch normalisation and what the server learns of it: with running statistics; with batch
 statistics that stay private; with batch statistics the server also receives."""
 
+CROSS_ENTROPY = "cross-entropy"
+"""The loss of a classifier, and of clients of whom nothing else is said."""
+
 LabelRule: TypeAlias = str
 """`true` (labels given), `unknown` (optimised with the images) or the name of an inference rule."""
 
@@ -55,7 +58,8 @@ class Knowledge:
 
     Attributes:
         input_shape: C, H, W of an image; public, as the server designs the model.
-        num_classes: number of classes; public.
+        num_classes: outputs of the model; public. One for each class, or one logit for two.
+        loss: that clients minimise, by its name in a scenario.
         loss_reduction: how the client reduces its loss over the batch.
         bn_mode: see `BNMode`.
         label_rule: where labels come from, see `LabelRule`.
@@ -74,6 +78,7 @@ class Knowledge:
 
     input_shape: tuple[int, int, int]
     num_classes: int
+    loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     bn_mode: BNMode = "eval"
     label_rule: LabelRule = "identity"
@@ -99,6 +104,7 @@ class Knowledge:
             "model": _describe_model(self.altered),
             "image shape": "x".join(map(str, self.input_shape)),
             "classes": str(self.num_classes),
+            "loss": self.loss,
             "loss reduction": self.loss_reduction,
             "batch size": _given(self.batch_size),
             "labels": _describe_labels(self.label_rule, self.labels is not None, self.auxiliary is not None),

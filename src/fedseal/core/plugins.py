@@ -63,11 +63,31 @@ def load_reference(reference: str, *, hint: str = "") -> Any:
 
 def _import(module: str, hint: str) -> Any:
     try:
-        with blamed_on(f"importing {module!r} failed", but=ImportError):
+        with blamed_on(f"importing {module!r} failed", but=ImportError), same_weights_each_time():
             return importlib.import_module(module)
     except ImportError as error:
         where = "It must be importable from here (PYTHONPATH)."
         raise UsageError(f"cannot import {module!r}: {error}.", hint=f"{where} {hint}".strip()) from error
+
+
+@contextmanager
+def same_weights_each_time() -> Iterator[None]:
+    """Seed what a module draws while it is imported, so that a model built there is one model in every process."""
+    import random
+
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.plugins import Offer, blamed_on, is_reference, load_reference, offers
-from fedseal.core.specs import Spec, near_matches, parse_spec
+from fedseal.core.specs import Spec, near_matches, parse_spec, plain_value
 
 __all__ = ["Declared", "Entry", "FunctionRegistry", "Info", "Registry", "Spec", "near_matches", "parse_spec"]
 
@@ -348,6 +348,8 @@ class Registry(Generic[T]):
                 hint=near_matches(key, list(entry.parameters)) if entry.parameters else "It takes none.",
             )
         annotation = entry.parameters[key].annotation
+        if annotation is Any and isinstance(value, str):
+            return plain_value(value)
         if annotation is Any or (inspect.isclass(annotation) and isinstance(value, annotation)):
             return value
         if isinstance(value, str) and value.lower() in {"none", "null"} and type(None) in typing.get_args(annotation):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote, unquote
 
 from fedseal.core.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A name with options: the parsed form of `name:key=value,...`.
+    """A name with options: the parsed form of `name:key=value,...`, or of `name:argument?key=value&...`.
 
     Everything after the first colon is kept whole in `argument` when it holds no `=`, so that `npz:PATH` and
-    `folder:PATH` are specs too, as is `package.module:attribute`; with options its name is the whole reference.
+    `folder:PATH` are specs too, as is `package.module:attribute`; with options behind a second colon its name is the
+    whole reference. Options behind a question mark may hold commas; there `%26` stands for `&`, as in an address.
     """
 
     name: str
@@ -24,18 +27,36 @@ class Spec:
     argument: str | None = None
 
     def __str__(self) -> str:
-        if self.argument is not None:
-            return f"{self.name}:{self.argument}"
+        name = self.name if self.argument is None else f"{self.name}:{self.argument}"
         if not self.options:
-            return self.name
-        return f"{self.name}:" + ",".join(f"{key}={value}" for key, value in self.options.items())
+            return name
+        if self.argument is not None or any("," in str(value) for value in self.options.values()):
+            return f"{name}?" + "&".join(f"{key}={quoted(value)}" for key, value in self.options.items())
+        return f"{name}:" + ",".join(f"{key}={value}" for key, value in self.options.items())
 
 
 _BEFORE_OPTIONS = re.compile(r"([A-Za-z_][\w.]*):(?=[^:,=]+=)")
+_QUERY = re.compile(r"\?(?=[A-Za-z_][\w-]*=)")
+
+
+def quoted(value: Any) -> str:
+    """Return an option's value as it is written behind a question mark."""
+    return quote(str(value), safe="/:,.~ []()+@*'\"")
 
 
 def parse_spec(text: str) -> Spec:
-    """Parse `name`, `name:key=value,key=value`, `name:argument` or `module:attribute:key=value`."""
+    """Parse `name`, `name:key=value,key=value`, `name:argument`, `module:attribute:key=value`, `name?key=value&...`.
+
+    The question mark's form is for values with commas: `folder:photos, 2024?size=64&channels=1`.
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
+    if query := _QUERY.search(text):
+        base = parse_spec(text[: query.start()])
+        if base.options:
+            raise UsageError(f"{text!r} has options before the question mark.", hint="Write all behind it.")
+        parts = [unquote(part) for part in text[query.end() :].split("&")]
+        return Spec(base.name, _options(parts, text), base.argument)
     name, colon, rest = text.strip().partition(":")
     if (attribute := _BEFORE_OPTIONS.match(rest)) and "=" in rest:
         name, rest = f"{name}:{attribute[1]}", rest[attribute.end() :]
@@ -47,16 +68,34 @@ def parse_spec(text: str) -> Spec:
         if not rest:
             raise UsageError(f"{text!r} ends in a colon.", hint="Write NAME:key=value,key=value.")
         return Spec(name, argument=rest)
+    return Spec(name, _options(rest.split(","), text))
+
+
+def _options(parts: Sequence[str], text: str) -> dict[str, str]:
     options: dict[str, str] = {}
-    for part in rest.split(","):
+    for part in parts:
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key or not value:
-            raise UsageError(f"{part!r} in {text!r} is not key=value.", hint="Write NAME:key=value,key=value.")
+            raise UsageError(
+                f"{part!r} in {text!r} is not key=value.",
+                hint="Write NAME:key=value,key=value; a value with a comma, NAME?key=value&key=value.",
+            )
         if key in options:
             raise UsageError(f"option {key!r} is given twice in {text!r}.", hint="Give it once.")
         options[key] = value.strip()
-    return Spec(name, options)
+    return options
+
+
+def plain_value(text: str) -> Any:
+    """Return what a text stands for where nothing declares its type: a number, a truth, None, a list, or itself."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:

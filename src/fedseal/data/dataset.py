@@ -25,8 +25,8 @@ class ImageDataset:
     Attributes:
         name: for reports.
         images: uint8 [N, C, H, W].
-        labels: int64 [N], each in 0..len(classes)-1.
-        classes: their names.
+        labels: int64 [N], each in 0..len(classes)-1; or float32 [N, K]: flags of 0 and 1, or values.
+        classes: their names; of flags and values, one for each of the K.
         normalisation: the set's own channel statistics; applied only where a scenario asks for it.
     """
 
@@ -37,16 +37,21 @@ class ImageDataset:
     normalisation: Normalisation = IDENTITY
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
+        columns = () if self.labels.ndim == 1 else (len(self.classes),)
+        if (
+            self.images.dtype != torch.uint8
+            or self.images.ndim != 4
+            or self.labels.shape != (*self.images.shape[:1], *columns)
+        ):
             raise InputError(
                 f"data set {self.name!r} needs uint8 images [N, C, H, W] and as many labels, "
                 f"got {self.images.dtype} {list(self.images.shape)} and {list(self.labels.shape)}."
             )
         if len(self.labels) == 0:
             raise InputError(f"data set {self.name!r} is empty.")
-        if self.labels.dtype != torch.int64:
+        if self.labels.dtype != (torch.int64 if self.labels.ndim == 1 else torch.float32):
             raise InputError(f"data set {self.name!r} needs int64 labels, got {self.labels.dtype}.")
-        if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes):
+        if self.labels.ndim == 1 and (int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes)):
             raise InputError(
                 f"data set {self.name!r} has labels {int(self.labels.min())}..{int(self.labels.max())} "
                 f"for {len(self.classes)} classes.",

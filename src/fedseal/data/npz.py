@@ -28,15 +28,19 @@ LARGEST_ARRAY = 8 << 30
 """Bytes an array may unpack to; a small archive can declare any size."""
 
 _FORMAT = "Images are uint8 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
+_LABELS = "Labels are classes, integers [N]; flags, 0 or 1 [N, K]; or values, floats [N] or [N, K]."
 _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
 class LabelledArrays:
-    """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N] and the classes' names."""
+    """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N] and the classes' names.
+
+    Labels may be flags or values too, float32 [N, K], with a name for each of the K.
+    """
 
     images: Pixels
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     classes: tuple[str, ...]
 
 
@@ -52,7 +56,8 @@ def npz(path: Path, split: Split | None = None) -> ImageDataset:
 
     Labels are remapped to 0..C-1, in the order of their values, only if they are not contiguous from 0;
     the classes keep the original values as names. With `class_names` in the file, labels index these and
-    stay as they are. Normalisation is measured from the images.
+    stay as they are. Whole numbers 0 and 1 [N, K] are flags, for `loss: bce`, and floats [N] or [N, K] values, for
+    `loss: mse`. Normalisation is measured from the images.
     """
     arrays = read_npz(path, split)
     return as_dataset(Path(path).stem, arrays, measure(arrays.images))
@@ -95,6 +100,9 @@ def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = 
         ) from error
     pixels = _as_pixels(images, f"{path}, array {image_key!r}")
     values = _as_labels(labels, len(pixels), f"{path}, array {label_key!r}")
+    if values.ndim == 2:
+        columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
+        return LabelledArrays(pixels, values, columns)
     return LabelledArrays(pixels, *_name_classes(values, names, str(path)))
 
 
@@ -138,19 +146,24 @@ def _as_pixels(images: NDArray[Any], where: str) -> Pixels:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2) if last else images)
 
 
-def _as_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
+def _as_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[Any]:
+    """Return classes int64 [N], or flags or values float32 [N, K]."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InputError(
-            f"{where} has shape {list(labels.shape)} and dtype {labels.dtype}.",
-            hint="Labels are integers [N].",
-        )
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iufb":
+        raise InputError(f"{where} has shape {list(labels.shape)} and dtype {labels.dtype}.", hint=_LABELS)
     if len(labels) != count:
         raise InputError(f"{where} has {len(labels)} labels for {count} images.", hint="Give one label per image.")
     if count == 0:
         raise InputError(f"{where} is empty.", hint="Give at least one image.")
-    return labels.astype(np.int64)
+    if labels.dtype.kind == "f" and not bool(np.isfinite(labels).all()):
+        raise InputError(f"{where} holds NaN or infinite values.", hint=_LABELS)
+    binary = bool(np.isin(labels, (0, 1)).all())
+    if labels.ndim == 1 and (binary or labels.dtype.kind != "f"):
+        return labels.astype(np.int64)
+    if labels.dtype.kind != "f" and not binary:
+        raise InputError(f"{where} has shape {list(labels.shape)} and values other than 0 and 1.", hint=_LABELS)
+    return labels.astype(np.float32).reshape(len(labels), -1)
 
 
 def _as_names(names: NDArray[Any]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch, Normalisation
-from fedseal.federation.loss import classification_loss
+from fedseal.core.knowledge import CROSS_ENTROPY
+from fedseal.federation.loss import training_loss
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def sample_norms(model: nn.Module, batch: Batch, normalisation: Normalisation) -
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         logits = local(normalisation(batch.inputs))
         for index in range(len(batch)):
-            loss = classification_loss(logits[index : index + 1], batch.labels[index : index + 1], "mean")
+            loss = training_loss(CROSS_ENTROPY)(logits[index : index + 1], batch.labels[index : index + 1], "mean")
             values = torch.autograd.grad(loss, [logits, *weights.values()], retain_graph=True, allow_unused=True)
             sent.append(_norm(values[0], logits))
             for name, value in zip(weights, values[1:], strict=True):

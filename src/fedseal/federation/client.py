@@ -21,11 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Classifier, CostReport, Defence, Loss, RoundContext, merge_reports
 from fedseal.core.errors import InputError
-from fedseal.core.knowledge import BNMode
+from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, check_finite
-from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.loss import client_loss
 from fedseal.federation.wire import payload_size
 from fedseal.metrics.gradient import density
 
@@ -42,6 +42,7 @@ class RoundConfig:
         learning_rate: of those steps.
         bn_mode: batch normalisation with running (`eval`) or batch statistics.
         train_mode: whether dropout and the like are active.
+        loss: that clients minimise (`federation.loss`).
         loss_reduction: over the batch.
         normalisation: between images and model.
         momentum: of the local steps; every round starts without any.
@@ -52,6 +53,7 @@ class RoundConfig:
     learning_rate: float = 0.1
     bn_mode: BNMode = "eval"
     train_mode: bool = False
+    loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalisation: Normalisation = IDENTITY
     momentum: float = 0.0
@@ -191,7 +193,7 @@ def train(
     clock = HookClock()
     local = set_mode(copy.deepcopy(model) if workspace is None else _overwritten(workspace, model), config)
     parameters = {name: p for name, p in local.named_parameters() if p.requires_grad}
-    loss = _with_extra(cross_entropy_loss(config.normalisation, config.loss_reduction), defence, local)
+    loss = _with_extra(client_loss(config.normalisation, config.loss_reduction, config.loss), defence, local)
     fed: list[Batch] = []
     recorded: BNStatistics = {}
     gradient: Tensors = {}

@@ -125,6 +125,7 @@ def rehearsal_of(
         learning_rate=rate or RoundConfig.learning_rate,
         bn_mode=knowledge.bn_mode,
         train_mode=train_mode,
+        loss=knowledge.loss,
         loss_reduction=knowledge.loss_reduction,
         normalisation=knowledge.normalisation or IDENTITY,
         upload=kind,

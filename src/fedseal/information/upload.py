@@ -20,7 +20,7 @@ from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
 from fedseal.core.tensors import Tensors
 from fedseal.federation.client import RoundConfig
-from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.loss import client_loss
 from fedseal.information.draws import Draws
 
 
@@ -118,7 +118,9 @@ class UploadMap:
         self._upload = upload
         self._model = differentiable_copy(upload.model, dtype)
         self.parameters = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
-        self._loss = self._with_extra(cross_entropy_loss(upload.config.normalisation, upload.config.loss_reduction))
+        self._loss = self._with_extra(
+            client_loss(upload.config.normalisation, upload.config.loss_reduction, upload.config.loss)
+        )
         like = next(iter(self.parameters.values()))
         self._labels = upload.fed.labels.to(like.device)
         if self._labels.is_floating_point():

@@ -61,9 +61,11 @@ def mean_image(originals: Tensor, public: Batch) -> Tensor:
 def class_mean(originals: Tensor, labels: Tensor, public: Batch) -> Tensor:
     """Return for each original the mean of the public images with its label, [B, C, H, W].
 
-    A label that no public image has falls back to the mean of all.
+    A label that no public image has falls back to the mean of all, as every label does that is no class.
     """
     _check(originals, public)
+    if labels.is_floating_point():
+        return _mean(public.images, originals).expand_as(originals)
     if labels.shape != (len(originals),):
         raise InputError(
             f"baselines: {len(originals)} originals need as many labels, got shape {list(labels.shape)}.",

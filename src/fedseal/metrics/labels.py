@@ -35,6 +35,23 @@ def label_accuracy(labels: Tensor, guesses: Tensor) -> float:
     return (Counter(labels.tolist()) & Counter(guesses.tolist())).total() / len(labels)
 
 
+def flag_accuracy(labels: Tensor, guesses: Tensor) -> float | None:
+    """Return the share of flags [B, K] guessed right, image by image; None for values, which are never just right."""
+    if labels.ndim != 2 or guesses.shape != labels.shape:
+        raise InputError(f"flags are [B, K], got {list(labels.shape)} and guesses {list(guesses.shape)}.")
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        return None
+    return float((labels == guesses).double().mean())
+
+
+def guessed_flags(public: Tensor) -> float | None:
+    """Return the accuracy of guessing each flag by what is commoner in public ones [N, K]; None for values."""
+    if public.ndim != 2 or not bool(((public == 0) | (public == 1)).all()):
+        return None
+    share = public.double().mean(0)
+    return float(torch.maximum(share, 1 - share).mean())
+
+
 def guessed_accuracy(frequencies: Tensor, batch_size: int) -> float:
     """Return the accuracy expected of the best guess by class frequencies alone: what labels cost to guess.
 

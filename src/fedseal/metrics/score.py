@@ -11,7 +11,7 @@ from torch import Tensor
 from fedseal.core.batch import Batch
 from fedseal.metrics.checks import check_images, check_unit_range
 from fedseal.metrics.image import mse, psnr, ssim, ssim_window
-from fedseal.metrics.labels import label_accuracy
+from fedseal.metrics.labels import flag_accuracy, label_accuracy
 from fedseal.metrics.lpips import Lpips
 from fedseal.metrics.matching import IMAGE_RANGE, attacker_best, hungarian
 
@@ -27,7 +27,7 @@ class Scores:
         lpips: under the same pairing; None without weights.
         psnr_best: in dB, of the most similar reconstruction with replacement ("attacker-best"); never below
             `psnr`.
-        label_accuracy: share of labels right, as multisets.
+        label_accuracy: share of labels right, as multisets; of flags, image by image; None for values.
         pairing: entry i is the index of the reconstruction paired with original i.
         ssim_side: side of SSIM's window; below 11 scores are not comparable with published ones.
         lpips_net: the network LPIPS used; None without weights.
@@ -38,7 +38,7 @@ class Scores:
     mse: tuple[float, ...]
     lpips: tuple[float, ...] | None
     psnr_best: tuple[float, ...]
-    label_accuracy: float
+    label_accuracy: float | None
     pairing: tuple[int, ...]
     ssim_side: int
     lpips_net: str | None
@@ -114,11 +114,17 @@ def score(
         mse=_tuple(mse(truth, matched)),
         lpips=None if lpips is None else _tuple(lpips(truth, matched)),
         psnr_best=_tuple(psnr(truth, best, data_range=IMAGE_RANGE)),
-        label_accuracy=label_accuracy(originals.labels, reconstruction_labels),
+        label_accuracy=_labels_right(originals.labels, reconstruction_labels, pairing),
         pairing=tuple(pairing.tolist()),
         ssim_side=ssim_window(truth.shape[-2], truth.shape[-1]),
         lpips_net=None if lpips is None else lpips.net,
     )
+
+
+def _labels_right(labels: Tensor, guesses: Tensor, pairing: Tensor) -> float | None:
+    if not labels.is_floating_point():
+        return label_accuracy(labels, guesses)
+    return flag_accuracy(labels, guesses.to(labels)[pairing.to(labels.device)])
 
 
 def _tuple(values: Tensor) -> tuple[float, ...]:

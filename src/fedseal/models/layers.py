@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedseal.models.checkpoint import load_checkpoint
+from fedseal.models.outputs import TakeOutput
 
 Activation: TypeAlias = Literal["relu", "sigmoid", "tanh", "elu"]
 Init: TypeAlias = Literal["default", "wide-uniform"]
@@ -27,8 +28,10 @@ def activation_module(name: Activation) -> nn.Module:
     return _ACTIVATIONS[name]()
 
 
-def finish(model: nn.Module, init: Init = "default", checkpoint: Path | None = None) -> nn.Module:
-    """Initialise a fresh network and load its checkpoint, if there is one.
+def finish(
+    model: nn.Module, init: Init = "default", checkpoint: Path | None = None, output: str | None = None
+) -> nn.Module:
+    """Initialise a fresh network, load its checkpoint if there is one, and take that part of its answer.
 
     `wide-uniform` redraws every weight and bias from U(-0.5, 0.5), as DLG's experiments do; it is what makes a small
     sigmoid network leak best. `default` keeps PyTorch's own initialisation.
@@ -39,6 +42,8 @@ def finish(model: nn.Module, init: Init = "default", checkpoint: Path | None = N
                 parameter.uniform_(-0.5, 0.5)
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
+    if output is not None:
+        model.register_forward_hook(TakeOutput(output))
     return model
 
 

@@ -17,10 +17,11 @@ from fedseal.core.registry import Entry, Info, Registry
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import check_finite
 from fedseal.models.layers import finish
+from fedseal.models.outputs import TakeOutput, choose_output
 
 
 class ModelRegistry(Registry[nn.Module]):
-    """Models; every one has the options `init` and `checkpoint` (see `finish`), unless its factory has its own."""
+    """Models; each has the options `init`, `checkpoint` and `output` (see `finish`), unless its factory has its own."""
 
     def _declared(self, name: str, factory: Callable[..., nn.Module], info: Info) -> Entry[nn.Module]:
         entry = super()._declared(name, factory, info)
@@ -49,46 +50,74 @@ register_model = MODELS.register
 """Register a model under a name: see `Registry.register`."""
 
 
-def build_model(spec: str, *, input_shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
+def build_model(
+    spec: str, *, input_shape: tuple[int, int, int], num_classes: int, seed: int, exact: bool = True
+) -> nn.Module:
     """Build a classifier from a registry spec or from `package.module:attribute`, and check that it fits.
 
     Args:
-        spec: for example `lenet:init=wide-uniform`, or `my_package.nets:Net` for a module class, a factory or an
-            instance of one's own; a factory is given `input_shape` and `num_classes` if it takes them.
+        spec: for example `lenet:init=wide-uniform`, or `my_package.nets:Net?width=32&checkpoint=w.safetensors` for a
+            module class, a factory or an instance of one's own; a factory is given `input_shape` and `num_classes` if
+            it takes them.
         input_shape: C, H, W of the images it must accept.
-        num_classes: number of outputs it must have.
+        num_classes: number of outputs a factory that asks is told.
         seed: determines random initial weights; the global generator is left as it was.
+        exact: whether it must have that many outputs; else the caller sees to what they mean.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         with blamed_on(f"model {spec} cannot be built for images of shape {list(input_shape)}", hint=_HINT):
             model = MODELS.build(spec, input_shape=input_shape, num_classes=num_classes)
-        check_classifier(model, input_shape, num_classes, spec)  # lazy modules draw their weights here
+        _settle_attention(model)
+        _settle_output(model, input_shape, spec)  # lazy modules draw their weights here
+        check_classifier(model, input_shape, num_classes if exact else None, spec)
     return model
 
 
-def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_classes: int, name: str) -> None:
+def check_classifier(model: nn.Module, input_shape: tuple[int, int, int], num_classes: int | None, name: str) -> None:
     """Refuse a model with non-finite weights, without parameters, or whose output is not [B, num_classes]."""
     output = _answer(model, input_shape, name)
     check_finite({key: value for key, value in model.named_parameters() if value.requires_grad}, f"model {name}")
-    if not isinstance(output, torch.Tensor) or output.shape != (2, num_classes):
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    outputs = _outputs(output, name)
+    if num_classes is not None and outputs != num_classes:
         raise InputError(
-            f"model {name} answers 2 images with {got}, but the data has {num_classes} classes.",
+            f"model {name} answers 2 images with {list(output.shape)}, but the data has {num_classes} classes.",
             hint=f"The output must be a tensor of logits [B, {num_classes}].",
         )
 
 
 def output_size(model: nn.Module, input_shape: tuple[int, int, int]) -> int:
     """Return how many outputs a classifier has for an image of shape C, H, W; its mode is left as it was."""
-    output = _answer(model, input_shape, type(model).__name__)
-    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 2:
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    name = type(model).__name__
+    return _outputs(_answer(model, input_shape, name), name)
+
+
+def _outputs(answer: Any, name: str) -> int:
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != 2 or answer.shape[1] == 0:
+        got = list(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
         raise InputError(
-            f"model {type(model).__name__} answers 2 images with {got}.",
-            hint="The output must be a tensor of logits [B, classes].",
+            f"model {name} answers 2 images with {got}.",
+            hint="The output must be a tensor of logits [B, classes]; one logit has the shape [B, 1].",
         )
-    return int(output.shape[1])
+    return int(answer.shape[1])
+
+
+def _settle_output(model: nn.Module, input_shape: tuple[int, int, int], name: str) -> None:
+    """Make a model answer with its logits alone, where it answers with more."""
+    hooks = [hook for hook in model._forward_hooks.values() if isinstance(hook, TakeOutput)]
+    wanted = hooks[-1].part if hooks else None
+    for key in [key for key, hook in model._forward_hooks.items() if hook in hooks]:
+        del model._forward_hooks[key]
+    part = choose_output(_answer(model, input_shape, name), wanted, name)
+    if part is not None:
+        model.register_forward_hook(TakeOutput(part))
+
+
+def _settle_attention(model: nn.Module) -> None:
+    """Ask a Hugging Face model for attention that can be differentiated twice: the fused one cannot, on a CPU."""
+    choose = getattr(model, "set_attn_implementation", None)
+    if callable(choose):
+        choose("eager")
 
 
 def _answer(model: nn.Module, input_shape: tuple[int, int, int], name: str) -> Any:

@@ -16,8 +16,9 @@ from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.partition import Partition, partition
 from fedseal.data.registry import DATASETS
+from fedseal.federation.fitting import fitting_model, with_targets
+from fedseal.federation.loss import is_class
 from fedseal.federation.simulation import FederationConfig
-from fedseal.models.registry import build_model
 from fedseal.training.scenario import TrainingScenario
 
 
@@ -58,8 +59,15 @@ def build_federation(
                 f"{scenario.images} images are more than the {len(train)} of {train.name}.", hint="Lower `images`."
             )
         train = train.subset(torch.randperm(len(train), generator=generator(seed, "images"))[: scenario.images])
+    loss = scenario.federation.loss
+    model = fitting_model(scenario.model, train, loss, seed)
+    train, test = with_targets(train, model, loss), with_targets(test, model, loss)
+    if not is_class(train.labels):
+        raise InputError(
+            f"a training is measured by its accuracy, and {loss} with {len(train.classes)} outputs has none.",
+            hint="Train with one class per image; `fedseal audit` takes any loss.",
+        )
     dealt = partition(train, scenario.partition, scenario.clients, seed)
-    model = build_model(scenario.model, input_shape=train.shape, num_classes=len(train.classes), seed=seed)
     counts = torch.bincount(test.labels, minlength=len(train.classes))
     return Federation(
         scenario.federation.model_copy(update={"seed": seed}),

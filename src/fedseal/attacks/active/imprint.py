@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,12 @@ from fedseal.attacks.active.server import (
     ReadingAttack,
     altered,
     filled,
-    labels_of,
     normalisation_of,
     public_inputs,
     put_in_front,
     recall,
 )
+from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import InputError
@@ -159,6 +159,8 @@ class ImprintAttack(ReadingAttack):
 
     remembers = ImprintMemory
 
+    any_loss: ClassVar[bool] = True
+
     def __init__(
         self,
         bins: int = 256,
@@ -201,7 +203,7 @@ class ImprintAttack(ReadingAttack):
         hits = self._hits(rows, bias, count)
         quotients = (rows[hits] / bias[hits].unsqueeze(1)).view(-1, *knowledge.input_shape)
         found = normalisation_of(knowledge).undo(quotients)
-        guess = labels_of(observation, seed)
+        guess = inferred_or_none(observation, seed)
         return Reconstruction(
             filled(found, count, knowledge),
             guess.labels,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,12 @@ from fedseal.attacks.active.server import (
     ReadingAttack,
     altered,
     filled,
-    labels_of,
     normalisation_of,
     public_inputs,
     put_in_front,
     recall,
 )
+from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Normalisation
@@ -139,6 +139,8 @@ class LokiAttack(ReadingAttack):
 
     remembers = LokiMemory
 
+    any_loss: ClassVar[bool] = True
+
     def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax", gain: float = 1000.0) -> None:
         if not (0 < csf < math.inf and 0 < gain < math.inf):
             raise InputError(f"csf and gain must be positive, got {csf:g} and {gain:g}.")
@@ -180,7 +182,7 @@ class LokiAttack(ReadingAttack):
         found = [self._images(block, memory, each) for block in blocks]
         images = [filled(part.view(-1, *knowledge.input_shape), each, knowledge) for part in found]
         hits = sum(map(len, found))
-        guess = labels_of(observation, seed)
+        guess = inferred_or_none(observation, seed)
         return Reconstruction(
             torch.cat(images),
             guess.labels,

@@ -11,8 +11,6 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedseal.attacks.labels import LabelGuess, infer_labels, is_rule
-from fedseal.attacks.reading import image_count
 from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Normalisation
@@ -120,11 +118,3 @@ def filled(found: Tensor, count: int, knowledge: Knowledge) -> Tensor:
     found = found[:count].clamp(0, 1)
     rest = best_guess(knowledge, found).expand(count - len(found), *knowledge.input_shape)
     return torch.cat([found, rest])
-
-
-def labels_of(observation: Observation, seed: int) -> LabelGuess:
-    """Return the labels by the threat model's rule; zeros where it has none, as these attacks work without."""
-    knowledge = observation.knowledge
-    if knowledge.labels is None and not is_rule(knowledge.label_rule):
-        return LabelGuess(torch.zeros(image_count(observation), dtype=torch.long), ("labels were not inferred",))
-    return infer_labels(observation, seed)

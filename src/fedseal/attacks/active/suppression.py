@@ -24,11 +24,11 @@ from fedseal.attacks.active.isolation import Isolated, IsolatingAttack
 from fedseal.attacks.active.server import altered
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError
-from fedseal.core.knowledge import Knowledge
+from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
-from fedseal.federation.loss import classification_loss
+from fedseal.federation.loss import training_loss
 from fedseal.models.structure import ExecutedLayer, executed_layers
 
 _DEAD_BIAS = -1.0
@@ -149,7 +149,7 @@ def _silent_tensors(
     silent = set(names)
     for _ in range(min(steps, len(names) + 1)):
         with torch.enable_grad():
-            loss = classification_loss(trial(probe), labels, "mean")
+            loss = training_loss(CROSS_ENTROPY)(trial(probe), labels, "mean")
             values = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for (name, parameter), value in zip(parameters.items(), values, strict=True):
             if value is not None and bool(value.abs().max() > 0):

@@ -19,7 +19,7 @@ import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,12 @@ from fedseal.attacks.active.server import (
     ReadingAttack,
     altered,
     filled,
-    labels_of,
     normalisation_of,
     public_inputs,
     put_in_front,
     recall,
 )
+from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import attack_parameters, estimated_gradient, image_count
 from fedseal.attacks.row_quotients import pick_images
 from fedseal.core.attack import ATTACKS, Ask
@@ -140,6 +140,8 @@ class TrapWeights(ReadingAttack):
 
     remembers = TrapMemory
 
+    any_loss: ClassVar[bool] = True
+
     def __init__(self, rows: int = 512, sigma: float = 0.5, scale: float = 0.0, place: Place = "auto") -> None:
         if rows < 1 or sigma <= 0 or scale < 0:
             raise InputError("cah needs rows >= 1, sigma > 0 and scale >= 0.")
@@ -223,7 +225,7 @@ class TrapWeights(ReadingAttack):
         sent = attack_parameters(observation)
         inputs, agreed = pick_images(rows, bias, count, low, high, (sent[memory.weight], sent[memory.bias]))
         found = normalisation.undo(inputs.view(-1, *knowledge.input_shape))
-        guess = labels_of(observation, seed)
+        guess = inferred_or_none(observation, seed)
         fired = int((bias != 0).sum())
         return Reconstruction(
             filled(found, count, knowledge),

@@ -73,6 +73,8 @@ class AutoAttack(Attack):
             turns into iterations; a scenario's `iterations` go before it.
     """
 
+    any_loss: ClassVar[bool] = True
+
     budget: str = "600"
 
     def __post_init__(self) -> None:

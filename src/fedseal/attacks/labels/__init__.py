@@ -6,7 +6,7 @@ softmax and n_c the number of labels c. Every rule reads that equation with anot
 
 from fedseal.attacks.labels.counts import round_to_sum
 from fedseal.attacks.labels.guess import LabelGuess
-from fedseal.attacks.labels.inference import infer_labels
+from fedseal.attacks.labels.inference import infer_labels, inferred_or_none
 from fedseal.attacks.labels.refine import refine_labels
 from fedseal.attacks.labels.rules import LABEL_RULES, is_rule, label_rule
 
@@ -14,6 +14,7 @@ __all__ = [
     "LABEL_RULES",
     "LabelGuess",
     "infer_labels",
+    "inferred_or_none",
     "is_rule",
     "label_rule",
     "refine_labels",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedseal.attacks.labels.probes import noise_inputs
 from fedseal.attacks.reading import attack_model, attack_parameters, estimated_gradient, image_count
 from fedseal.core.errors import CapabilityError
+from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.observation import Observation
 from fedseal.models.structure import ExecutedLayer, output_layer
 
@@ -73,7 +74,7 @@ def last_layer(observation: Observation, seed: int = 0) -> LastLayer:
         _bias(layer, weight),
         weight_gradient,
         bias_gradient,
-        _oddities(weight_gradient, bias_gradient, count),
+        _oddities(weight_gradient, bias_gradient, count) if len(weight) > 1 and knowledge.loss == CROSS_ENTROPY else (),
     )
 
 

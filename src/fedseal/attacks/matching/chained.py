@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from fedseal.attacks.matching.evaluation import Evaluation
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.errors import CapabilityError
+from fedseal.federation.loss import CrossEntropy
 from fedseal.models.chains.activations import IDENTITY
 from fedseal.models.chains.maps import LinearMap, linear_map
 from fedseal.models.chains.stages import Link, read_chain
@@ -214,6 +215,7 @@ def chained(problem: MatchingProblem) -> Chained | None:
         or problem.clients != 1
         or problem.priors.needs_statistics
         or problem.num_classes == 1
+        or not isinstance(problem.training_loss, CrossEntropy)
     ):
         return None
     dtype = next(iter(problem.parameters.values())).dtype

@@ -41,6 +41,7 @@ def _shared(observation: Observation) -> Hashable:
     return (
         knowledge.input_shape,
         knowledge.num_classes,
+        knowledge.loss,
         knowledge.loss_reduction,
         knowledge.bn_mode,
         knowledge.label_rule,

@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedseal.attacks.labels import LabelGuess, infer_labels
 from fedseal.attacks.matching.companions import Parts, companions
@@ -36,6 +36,7 @@ from fedseal.attacks.reading import (
 )
 from fedseal.core.attack import Attack, Budget, Caveat, Listener
 from fedseal.core.errors import InputError, TrialError, UsageError
+from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
@@ -48,7 +49,6 @@ _KINKS = Caveat(
     "Judge this model by attacks that use Adam, such as `ig`.",
 )
 _REPORTS = 40
-_CONFIDENT_LOGIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class MatchingAttack(Attack):
     """
 
     info = Info("match the gradient", needs=("batch_size",))
+    any_loss: ClassVar[bool] = True
 
     iterations: int = 1000
     restarts: int = 1
@@ -136,7 +137,8 @@ class MatchingAttack(Attack):
         ]
         z = torch.stack([self._start(problem, *run) for run in runs]).to(lanes.observed)
         trace = Trace(problem, listener, iterations, restarts)
-        relabelled = not problem.soft_labels and observations[0].knowledge.labels is None
+        known = observations[0].knowledge
+        relabelled = not problem.soft_labels and known.labels is None and known.loss == CROSS_ENTROPY
         solution = recipe.descent.minimise(
             self._evaluation(problem, z, lanes, restarts),
             z,
@@ -176,6 +178,7 @@ class MatchingAttack(Attack):
             objective=recipe.objective(law) if callable(recipe.objective) else recipe.objective,
             priors=recipe.priors,
             statistics=known_statistics(observation, recipe.priors),
+            loss=knowledge.loss,
             reduction=knowledge.loss_reduction,
             soft_labels=free or recipe.labels != "fixed",
             view=knowledge.defence,
@@ -211,7 +214,7 @@ class MatchingAttack(Attack):
         if guess is None:
             logits = torch.randn(problem.batch, classes, generator=source)
         else:
-            logits = _CONFIDENT_LOGIT * F.one_hot(guess.labels.cpu(), classes)
+            logits = problem.training_loss.start(guess.labels.cpu(), classes)
         return torch.cat([variables, logits.reshape(-1)])
 
     def _evaluation(self, problem: MatchingProblem, z: Tensor, lanes: Lanes, restarts: int) -> Evaluate:
@@ -249,7 +252,7 @@ class MatchingAttack(Attack):
         median = self.recipe().median
         return Reconstruction(
             median_filter(images, median) if median else images,
-            problem.label_logits(solution.z[best]).argmax(-1) if labels is None else labels[best],
+            problem.training_loss.read(problem.label_logits(solution.z[best])) if labels is None else labels[best],
             float(solution.values[best]),
             trace.of_lane(best),
             seconds,

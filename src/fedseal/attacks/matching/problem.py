@@ -16,8 +16,9 @@ from fedseal.attacks.matching.parameterisation import Parameterisation
 from fedseal.attacks.matching.priors import Priors, Statistics
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import AttackerView
+from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.tensors import Tensors, flatten, unflatten
-from fedseal.federation.loss import classification_loss
+from fedseal.federation.loss import training_loss
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class MatchingProblem:
     """Maps a lane's variable z [D] to distance(simulate(update(z)), observed) + priors.
 
     z holds what the parameterisation turns into dummy inputs [B, C, H, W], behind it what the defence hides in the
-    model (`AttackerView.unknowns`) and, if labels are not known, label logits [B, classes].
+    model (`AttackerView.unknowns`) and, if labels are not known, label logits [B, classes] (`TrainingLoss.relaxed`).
 
     Args:
         model: the attacker's copy of the model.
@@ -71,7 +72,8 @@ class MatchingProblem:
         objective: the matching distance.
         priors: added to it.
         statistics: known batch normalisation statistics, for the prior on them.
-        reduction: of the client's loss.
+        loss: that the client minimises.
+        reduction: of it over the batch.
         soft_labels: whether z holds label logits.
         view: what a defence-aware attacker simulates; None for a naive one.
         scale: the update is `scale` times a gradient; views simulate on updates.
@@ -90,6 +92,7 @@ class MatchingProblem:
         objective: Objective,
         priors: Priors,
         statistics: Statistics | None = None,
+        loss: str = CROSS_ENTROPY,
         reduction: Literal["mean", "sum"] = "mean",
         soft_labels: bool = False,
         view: AttackerView | None = None,
@@ -108,6 +111,7 @@ class MatchingProblem:
         self.num_classes = num_classes
         self._objective = objective
         self._statistics = statistics
+        self.training_loss = training_loss(loss)
         self._reduction = reduction
         self._view = view
         self._scale = scale
@@ -162,7 +166,7 @@ class MatchingProblem:
 
     def loss(self, parameters: Tensors, z: Tensor, labels: Tensor | None) -> tuple[Tensor, tuple[Captured, Tensor]]:
         """Return the clients' loss on one lane's dummy data, with the inner values and inputs behind it."""
-        target = self.label_logits(z).softmax(1) if labels is None else labels
+        target = self.training_loss.relaxed(self.label_logits(z)) if labels is None else labels
         inputs = self.inputs(z)
         if self.clients == 1:
             loss = self._loss_on({**parameters, **self.guessed(z)}, inputs, target)
@@ -243,7 +247,7 @@ class MatchingProblem:
 
     def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(self.model, dict(parameters), (inputs,))
-        loss = classification_loss(logits, target, self._reduction)
+        loss = self.training_loss(logits, target, self._reduction)
         extra = None if self._view is None or self._view.extra_loss is None else self._view.extra_loss(self.model)
         return loss if extra is None else loss + extra
 
@@ -252,7 +256,7 @@ class MatchingProblem:
     ) -> tuple[Tensor, Captured, Tensor]:
         """Simulate SGD steps with the graph kept (Inverting Gradients, federated averaging)."""
         inputs = self.inputs(z)
-        targets = self.label_logits(z).softmax(1) if labels is None else labels
+        targets = self.training_loss.relaxed(self.label_logits(z)) if labels is None else labels
         weights: Tensors = self.parameters
         captured = nothing_captured()
         for part, target in zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True):

@@ -73,7 +73,10 @@ def play_shadows(observation: Observation, images: Batch, rest: Batch, seed: int
     knowledge, each = observation.knowledge, image_count(observation)
     rehearse = knowledge.rehearse
     assert rehearse is not None  # `split_public` has asked
-    fed, labels = images.images.reshape(-1, each, *images.images.shape[1:]), images.labels.reshape(-1, each)
+    fed, labels = (
+        images.images.reshape(-1, each, *images.images.shape[1:]),
+        images.labels.reshape(-1, each, *images.labels.shape[1:]),
+    )
     chunks = list(rehearse(observation.model, fed, labels, derive_seed(seed, "shadow")))
     updates = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     observations = []

@@ -75,6 +75,11 @@ def partition(dataset: ImageDataset, spec: Spec | str, clients: int, seed: int) 
         raise InputError(
             f"cannot deal {len(dataset)} images to {clients} clients.", hint="Use fewer clients or more data."
         )
+    if dataset.labels.ndim != 1:
+        raise InputError(
+            f"{dataset.name} has several flags or values per image, and data is dealt to clients by classes.",
+            hint="Attack a first round: leave `stage` out.",
+        )
     partitioner = PARTITIONERS.build(spec)
     places = [part.sort().values for part in partitioner.deal(dataset, clients, generator(seed, "partition"))]
     _check(places, dataset, clients, str(spec), partitioner.complete)

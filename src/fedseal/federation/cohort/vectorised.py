@@ -28,7 +28,7 @@ from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.client import HookClock, RoundConfig, sgd_step
 from fedseal.federation.cohort.answers import Answer, Assignment, Measure, answered
-from fedseal.federation.loss import cross_entropy_loss
+from fedseal.federation.loss import client_loss
 from fedseal.federation.wire import payload_size
 
 MOST_PARAMETERS = 200_000
@@ -56,7 +56,7 @@ def can_vectorise(model: nn.Module, defence: Defence, config: RoundConfig, examp
     hooks = ["on_batch", "extra_loss", "broadcast", *(["on_gradient"] if config.kind == "delta" else [])]
     if defence.needs_sample_grads or defence.traits.reads_batch or any(defence.uses(hook) for hook in hooks):
         return False
-    inputs, labels = torch.stack([example.inputs[:1]] * 2), example.labels[:1].expand(2, 1)
+    inputs, labels = (torch.stack([values[:1]] * 2) for values in (example.inputs, example.labels))
     try:
         _gradients(model, config)(_weights(model), inputs, labels)
     except RuntimeError:  # what `vmap` raises for an operation without a rule, or one that draws or writes
@@ -139,7 +139,7 @@ def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: 
                     after[name].copy_(before[name] + change)
         context = RoundContext(
             scratch if config.kind == "delta" else model,
-            cross_entropy_loss(config.normalisation, config.loss_reduction),
+            client_loss(config.normalisation, config.loss_reduction, config.loss),
             one.generator,
             round_number,
             config.local_steps - 1,
@@ -169,7 +169,7 @@ def _gradients(
     model: nn.Module, config: RoundConfig, *, own_weights: bool = False
 ) -> Callable[[Tensors, Tensor, Tensor], dict[str, Tensor]]:
     """Return the map from weights, shared or one per client, images [K, B, ...] and labels [K, B] to gradients."""
-    loss = cross_entropy_loss(config.normalisation, config.loss_reduction)
+    loss = client_loss(config.normalisation, config.loss_reduction, config.loss)
 
     def one(weights: Tensors, images: Tensor, labels: Tensor) -> Tensor:
         def bound(inputs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import RoundShape
-from fedseal.core.knowledge import BNMode
+from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 from fedseal.federation.client import RoundConfig
 from fedseal.federation.sampling import steps_of_epochs
 
@@ -33,6 +33,7 @@ class FederationConfig(BaseModel):
             the server never learns, so that the global model is measured by those of the test batches
             (`train-nostats`), or by batch statistics whose running means are averaged by the server.
         train_mode: whether dropout layers and the like are active.
+        loss: that clients minimise: `cross-entropy`, `bce`, `mse` or `module:attribute`.
         loss_reduction: over the batch.
         vectorise: train the clients of a round as one `vmap`; `auto` does so where it pays (`vectorised`).
         seed: determines sampling, dropouts, batches and the noise of defences.
@@ -55,6 +56,7 @@ class FederationConfig(BaseModel):
     evaluate_every: int = Field(1, ge=1)
     bn_mode: BNMode = "train-exact-stats"
     train_mode: bool = True
+    loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     vectorise: Literal["auto", "always", "never"] = "auto"
     seed: int = 0
@@ -83,6 +85,7 @@ class FederationConfig(BaseModel):
             momentum=self.momentum,
             bn_mode=self.bn_mode,
             train_mode=self.train_mode,
+            loss=self.loss,
             loss_reduction=self.loss_reduction,
             normalisation=normalisation,
             upload="gradient" if self.algorithm == "fedsgd" and local_steps == 1 else "delta",

@@ -265,6 +265,7 @@ class Federation:
                 self._test,
                 self._normalisation,
                 batch_statistics=self._config.bn_mode == "train-nostats",
+                loss=self._config.loss,
             )
 
     def _epsilon(self, indices: Sequence[int]) -> float | None:

@@ -27,7 +27,8 @@ from fedseal.attacks.active.seer.attacker import SeerAttacker
 from fedseal.attacks.active.seer.fitting import Trainee
 from fedseal.attacks.active.seer.plan import Mode, Preset, SeerPlan, preset
 from fedseal.attacks.active.seer.properties import Property
-from fedseal.attacks.active.server import ReadingAttack, altered, filled, labels_of, normalisation_of, recall
+from fedseal.attacks.active.server import ReadingAttack, altered, filled, normalisation_of, recall
+from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Batch
@@ -148,7 +149,7 @@ class SeerAttack(ReadingAttack):
         attacker = recall(observation, SeerMemory, self.name).attacker
         image = attacker.decode(summed_gradient(observation))
         like = next(iter(observation.parameters.values()))
-        guess = labels_of(observation, seed)
+        guess = inferred_or_none(observation, seed)
         return Reconstruction(
             filled(image[None].to(like), image_count(observation), observation.knowledge),
             guess.labels,
