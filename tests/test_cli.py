@@ -123,7 +123,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--model", "mlp:width=-1"), ("mlp:width=-1",)),
         (("--model", "no_such_module:Net"), ("cannot import 'no_such_module'", "PYTHONPATH")),
         (("--model", "cli_test_nets:nett"), ("no attribute 'nett'", "'net'")),
-        (("--model", "cli_test_nets:narrow"), ("[2, 7]", "2 classes", "[B, 2]")),
+        (("--data", "digits:size=8", "--model", "cli_test_nets:narrow"), ("10 classes", "7 output(s)")),
         (("--model", "cli_test_nets:poisoned"), ("'1.bias'", "NaN")),
         (("--data", "facess"), ("no data set called 'facess'", "'faces'")),
         (("--data", "faces:sise=8"), ("no option 'sise'", "'size'")),
