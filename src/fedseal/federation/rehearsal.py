@@ -76,10 +76,10 @@ class Rehearsal:
             model: as the server sent it; not changed.
             images: [N, B, C, H, W]; with B all images behind an update, in the order of clients, then local steps. With
                 another B, a single client's single step is played on them.
-            labels: [N, B].
+            labels: [N, B], or [N, B, K] of flags or values.
             seed: of the clients' and the defences' randomness; the updates do not depend on how many are asked for.
         """
-        if images.ndim != 5 or labels.shape != images.shape[:2]:
+        if images.ndim != 5 or labels.shape[:2] != images.shape[:2]:
             raise InputError(f"a rehearsal needs images [N, B, C, H, W], got {list(images.shape)}.")
         whole = images.shape[1] == self.shape.images
         shape = self.shape if whole else RoundShape(images.shape[1])
