@@ -41,7 +41,8 @@ def inferred_or_none(observation: Observation, seed: int) -> LabelGuess:
     if knowledge.labels is not None or is_rule(knowledge.label_rule):
         return infer_labels(observation, seed)
     shape = (image_count(observation), knowledge.num_classes)
-    one_each = training_loss(knowledge.loss).target == "class" or knowledge.num_classes == 1
+    kind = training_loss(knowledge.loss).target
+    one_each = kind == "class" or (kind == "flags" and knowledge.num_classes == 1)
     labels = torch.zeros(shape[0], dtype=torch.long) if one_each else torch.zeros(shape)
     return LabelGuess(labels, ("labels were not inferred",))
 
