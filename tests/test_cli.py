@@ -362,7 +362,8 @@ def test_show_and_report(fedseal: Command, tmp_path: Path, finished: Path):
     assert "topk" in shown.out
     assert "Best attainable guess" in shown.out
     answer = fedseal("report", finished, "--out", "elsewhere")
-    assert answer.out.split() == [f"elsewhere/{name}" for name in ("report.html", "report.json", "junit.xml")]
+    names = ("report.html", "report.json", "junit.xml", "report.sarif")
+    assert answer.out.split() == [f"elsewhere/{name}" for name in names]
     assert "data:image/png;base64," in (tmp_path / "elsewhere" / "report.html").read_text()
 
 

@@ -101,7 +101,19 @@ def defence_identity(setup: Setup, spec: str) -> Any:
 def base_identity(setup: Setup) -> str:
     """Return the hash of what determines all trials of a set-up, beside defence and attack."""
     scenario = setup.scenario
-    named_otherwise = {"name", "data", "model", "stage", "defences", "attacks", "metrics", "targets", "readings"}
+    named_otherwise = {
+        "name",
+        "about",
+        "control",
+        "data",
+        "model",
+        "stage",
+        "defences",
+        "attacks",
+        "metrics",
+        "targets",
+        "readings",
+    }
     settings = scenario.model_dump(mode="json", exclude=named_otherwise)
     settings["attacker"].pop("aware")
     return identity_of(

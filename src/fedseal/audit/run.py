@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedseal.audit.cells import Cell, Row
+from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.verdict import Verdict, judge
+from fedseal.audit.verdict import Verdict, cell_fails, judge
 from fedseal.information.proven import ProvenReading
 from fedseal.store.findings import Finding
 from fedseal.store.frames import Per, trial_frame
@@ -42,6 +44,8 @@ class Run:
         command: what reproduces the run.
         readings: what the uploads hold, by the ideal attacker, one per scenario, defence and target read.
         proofs: what no attacker exceeds, by scenario and defence, of those that release privately.
+        started: when the first trial of the store was begun, in UTC by ISO 8601; empty where nobody noted it.
+        ended: when the last one ended; empty while they run.
     """
 
     directory: Path
@@ -53,12 +57,35 @@ class Run:
     command: str = "fedseal audit"
     readings: tuple[ReadingRecord, ...] = ()
     proofs: dict[str, dict[str, ProvenReading]] = field(default_factory=dict)
+    started: str = ""
+    ended: str = ""
 
     def verdict(self) -> Verdict:
         """Judge the records there are."""
         asked = {scenario.name: scenario.defences for scenario in self.scenarios}
         proofs = {(name, defence): p for name, found in self.proofs.items() for defence, p in found.items()}
         return judge(self.records, self.readings, proofs, asked=asked)
+
+    def fails(self, limit: RiskLevel, *, strict: bool = False) -> bool:
+        """Return whether any cell fails a limit, see `cell_fails`; the control's row never does."""
+        return any(self.cell_fails(cell, limit, strict=strict) for cell in self.verdict().cells)
+
+    def cell_fails(self, cell: Cell, limit: RiskLevel, *, strict: bool = False) -> bool:
+        """Return whether a cell fails a limit and is none of the control."""
+        return not self.is_control(cell) and cell_fails(cell, limit, strict=strict)
+
+    def is_control(self, part: Cell | Row) -> bool:
+        """Return whether a cell or a row is the control, which others are compared with."""
+        return part.control or self._exempt.get(part.scenario) == part.defence
+
+    def powerless(self) -> tuple[Row, ...]:
+        """Return the rows, controls aside, of which too little was tried to say anything: such a run is no pass."""
+        weak = (State.TOO_FEW, State.NO_POWER, None)
+        return tuple(row for row in self.verdict().rows if row.state in weak and not self.is_control(row))
+
+    @property
+    def _exempt(self) -> dict[str, str | None]:
+        return {scenario.name: scenario.exempt for scenario in self.scenarios}
 
     def frame(self, per: Per = "image") -> DataFrame:
         """Return the trials as a pandas frame (extra `frames`).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def run_audit(
             for trial in job.trials
         ]
         wanted = [(setup.scenario.name, job.key) for setup, jobs in zip(setups, readings, strict=True) for job in jobs]
+        before = store.meta()
         store.set_meta(
             {
                 "scenarios": [scenario.model_dump(mode="json") for scenario in scenarios],
@@ -89,6 +91,8 @@ def run_audit(
                 "findings": {name: [f.model_dump() for f in found] for name, found in findings.items()},
                 "environment": _environment(setups),
                 "command": command,
+                "started": before.get("started") or _now(),
+                "ended": "",
             }
         )
         ended = store.load([key for _, key in plan])
@@ -122,7 +126,8 @@ def run_audit(
 
         engine.run(make_work, tasks, handle)
         proofs = {setup.scenario.name: prove_defences(setup) for setup in setups}
-        store.set_meta({"proofs": {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}})
+        told = {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}
+        store.set_meta({"proofs": told, "ended": _now() if tasks or not before.get("ended") else before["ended"]})
         return load_run(store)
 
 
@@ -142,6 +147,8 @@ def load_run(store: Store) -> Run:
         meta["command"],
         _load_readings(store, meta.get("readings", [])),
         proofs={n: {d: read_proof(p) for d, p in found.items()} for n, found in meta.get("proofs", {}).items()},
+        started=meta.get("started", ""),
+        ended=meta.get("ended", ""),
     )
 
 
@@ -229,6 +236,11 @@ def _keep_reading(store: Store, record: ReadingRecord, pixel_map: bytes | None) 
     if pixel_map is not None:
         record = record.model_copy(update={"artefact": store.save_images(record.key, pixel_map)})
     store.save_readings([record])
+
+
+def _now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _environment(setups: Sequence[Setup]) -> dict[str, str]:

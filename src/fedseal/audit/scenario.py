@@ -6,6 +6,7 @@ initialisation, auxiliary information, local steps, defence) plus what the attac
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -110,6 +111,29 @@ class StageConfig(_Config):
         return self
 
 
+class AboutConfig(_Config):
+    """What is audited and who answers for it, in words; reports print it and nothing depends on it.
+
+    Attributes:
+        system: name of the system whose federation this stands for.
+        version: of that system.
+        scope: what the audit covers, and what it does not.
+        responsible: who answers for the audit.
+        sign_off: who accepted its result, when, and on which condition.
+    """
+
+    system: str = ""
+    version: str = ""
+    scope: str = ""
+    responsible: str = ""
+    sign_off: str = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float | date) else value  # what YAML makes of 2.1 or 2026-11-17
+
+
 class Scenario(_Config):
     """A set-up with the defences and attacks to run on it.
 
@@ -120,6 +144,7 @@ class Scenario(_Config):
 
     Attributes:
         name: for reports.
+        about: what is audited and who answers for it; see `AboutConfig`.
         data: spec of the data set.
         public_fraction: share of the data that is public.
         model: spec of the model, or `package.module:attribute`; or a mapping with its `name` and options.
@@ -128,6 +153,8 @@ class Scenario(_Config):
         attacker: see `AttackerConfig`.
         defences: specs of defence pipelines (`none`, `topk:ratio=0.8`, `gaussian+topk`).
         attacks: specs of attacks.
+        control: the defence that others are compared with: its row never fails a build. By default `none`, unless
+            nothing else is audited; `off` for no such row.
         stage: attack a round of a training rather than a first one; see `StageConfig`.
         metrics: specs of further metrics of the reconstructions, kept beside the usual ones.
         readings: of the targets, how many have their uploads read by the ideal attacker under each defence.
@@ -138,6 +165,7 @@ class Scenario(_Config):
     """
 
     name: PlainName = "audit"
+    about: AboutConfig = AboutConfig()
     data: str = "faces"
     public_fraction: float = Field(0.3, gt=0, lt=1)
     model: ModelText = "lenet:init=wide-uniform"
@@ -147,12 +175,26 @@ class Scenario(_Config):
     stage: StageConfig | None = None
     defences: Texts = Field(("none",), min_length=1)
     attacks: Texts = Field(("auto",), min_length=1)
+    control: str | None = None
     metrics: Texts = ()
     targets: int = Field(4, ge=1)
     readings: int = Field(2, ge=0)
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _known_control(self) -> Self:
+        if self.control not in {None, "off", *self.with_control}:
+            raise ValueError(f"control is {self.control!r}, which is none of the defences, nor `off`")
+        return self
+
+    @property
+    def exempt(self) -> str | None:
+        """The defence whose row never fails a build; None if every row counts."""
+        if self.control is not None:
+            return None if self.control == "off" else self.control
+        return "none" if set(self.defences) - {"none"} else None
 
     @property
     def with_control(self) -> tuple[str, ...]:

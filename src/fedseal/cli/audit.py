@@ -1,4 +1,4 @@
-"""`audit`, and what is done with its runs: `show`, `report`, `table`."""
+"""`audit`, and what is done with its runs: `show`, `report`, `compare`, `table`, `purge`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from fedseal.cli.app import READERS, app
 from fedseal.cli.options import (
     Attacks,
+    Baseline,
+    Control,
     Data,
     DataRoot,
     Defences,
@@ -46,6 +48,8 @@ def audit(
     seed: Annotated[int | None, typer.Option(help="Determines split, weights, targets, noise and attack.")] = None,
     fail_on: FailOn = None,
     strict: Strict = False,
+    control: Control = None,
+    baseline: Baseline = None,
     out: Out = Path("fedseal-audit"),
     data_root: DataRoot = None,
     device: Device = "cpu",
@@ -60,13 +64,16 @@ def audit(
     """
     from rich.console import Console
 
+    from fedseal.audit.comparison import compare_runs
     from fedseal.audit.levels import RiskLevel
-    from fedseal.audit.runner import run_audit
+    from fedseal.audit.runner import open_run, run_audit
     from fedseal.audit.scenario import Scenario
+    from fedseal.report.comparison import render_comparison
     from fedseal.report.terminal import render_terminal
     from fedseal.report.write import write_reports
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
+    earlier = None if baseline is None else open_run(baseline)
     options = {
         "attacks": attack,
         "defences": defence,
@@ -75,6 +82,7 @@ def audit(
         "targets": targets,
         "iterations": iterations,
         "seed": seed,
+        "control": control,
         "client": {"batch_size": batch_size},
     }
     paths: list[Path | None] = [*scenario] if scenario else [None]
@@ -82,10 +90,13 @@ def audit(
     look_here_for_models()
     with watching() as watcher:
         run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
-    written = write_reports(run, out, redact=redact, fail_on=limit, strict=strict)
+    since = None if earlier is None else compare_runs(earlier, run)
+    written = write_reports(run, out, redact=redact, fail_on=limit, strict=strict, comparison=since)
     Console().print(render_terminal(run))
+    if since is not None:
+        Console().print(render_comparison(since))
     typer.echo(f"report: {written['html']}")
-    _exit_with(run, limit, strict)
+    _exit_with(run, limit, strict, since)
 
 
 @app.command(rich_help_panel=READERS)
@@ -106,17 +117,44 @@ def report(
     redact: Redact = False,
     fail_on: FailOn = None,
     strict: Strict = False,
+    baseline: Baseline = None,
 ) -> None:
-    """Write a run's report (HTML, JSON, JUnit) again."""
+    """Write a run's report (HTML, JSON, JUnit, SARIF) again."""
+    from fedseal.audit.comparison import compare_runs
     from fedseal.audit.levels import RiskLevel
     from fedseal.audit.runner import open_run
     from fedseal.report.write import write_reports
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
     loaded = open_run(run)
-    for path in write_reports(loaded, out or run, redact=redact, fail_on=limit, strict=strict).values():
+    since = None if baseline is None else compare_runs(open_run(baseline), loaded)
+    written = write_reports(loaded, out or run, redact=redact, fail_on=limit, strict=strict, comparison=since)
+    for path in written.values():
         typer.echo(str(path))
-    _exit_with(loaded, limit, strict)
+    _exit_with(loaded, limit, strict, since)
+
+
+@app.command(rich_help_panel=READERS)
+def compare(
+    before: Annotated[Path, typer.Argument(help="Directory of the earlier run.")],
+    after: Annotated[Path, typer.Argument(help="Directory of the later run.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Say what got better or worse from one run to another, beyond noise. Exit code 1 if anything got worse."""
+    from rich.console import Console
+
+    from fedseal.audit.comparison import compare_runs
+    from fedseal.audit.runner import open_run
+    from fedseal.report.comparison import render_comparison
+    from fedseal.report.machine import comparison_data, json_text
+
+    found = compare_runs(open_run(before), open_run(after))
+    if json_output:
+        typer.echo(json_text(comparison_data(found)), nl=False)
+    else:
+        Console().print(render_comparison(found))
+    if found.worse:
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=READERS)
@@ -150,7 +188,7 @@ def purge(run: RunDirectory) -> None:
         typer.echo(f"{directory}: {removed} files with private images removed; scores and reports without them stay.")
 
 
-def _exit_with(run: Any, limit: Any, strict: bool) -> None:
+def _exit_with(run: Any, limit: Any, strict: bool, since: Any = None) -> None:
     verdict = run.verdict()
     if verdict.failed:
         raise typer.Exit(3)
@@ -158,8 +196,20 @@ def _exit_with(run: Any, limit: Any, strict: bool) -> None:
         refused = next((cell.refused for cell in verdict.cells if cell.refused is not None), None)
         hint = "Run the audit again: it resumes." if refused is None else refused.message
         raise UsageError("nothing could be judged: no trial succeeded.", hint=hint)
-    if limit is not None and verdict.fails(limit, strict=strict):
+    if since is not None and since.worse:
         raise typer.Exit(1)
-    if limit is not None and verdict.unsettled:
-        names = ", ".join(f"{row.defence} ({row.state.words})" for row in verdict.unsettled)
-        typer.echo(f"passed, but nothing is known of {names}: --strict fails on these.", err=True)
+    if limit is None:
+        return
+    if run.fails(limit, strict=strict):
+        raise typer.Exit(1)
+    weak = run.powerless()
+    if weak:
+        typer.echo(f"no pass: too little was tried to judge {_states(weak)}.", err=True)
+        raise typer.Exit(4)
+    unsettled = [row for row in verdict.unsettled if not run.is_control(row)]
+    if unsettled:
+        typer.echo(f"passed, but nothing is known of {_states(unsettled)}: --strict fails on these.", err=True)
+
+
+def _states(rows: Any) -> str:
+    return ", ".join(f"{row.defence} ({'not judged' if row.state is None else row.state.words})" for row in rows)

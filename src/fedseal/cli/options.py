@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 Attacks: TypeAlias = Annotated[
     list[str] | None, typer.Option("--attack", help="Attack to run, e.g. ig:tv=0.01; repeatable.")
 ]
+Baseline: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Directory of an earlier run: say what changed since, and exit with 1 if worse.")
+]
+Control: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Defence that never fails a build: none by default, where others are; off judges all."),
+]
 Data: TypeAlias = Annotated[str | None, typer.Option(help="Data set, e.g. digits, cifar10, folder:PATH.")]
 DataRoot: TypeAlias = Annotated[
     Path | None, typer.Option("--data-root", help="Directory with local data sets.", envvar="FEDSEAL_DATA")

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedseal._version import VERSION
 from fedseal.audit.cells import Row, row_severity
+from fedseal.audit.comparison import Comparison
 from fedseal.audit.levels import STATE_WORDS, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
@@ -61,12 +62,13 @@ class Settings:
     seed: int
 
 
-def render_html(run: Run, *, redact: bool = False) -> str:
+def render_html(run: Run, *, redact: bool = False, comparison: Comparison | None = None) -> str:
     """Return the report as one self-contained HTML file.
 
     Args:
         run: what to report; it may be incomplete, and the page says so.
         redact: leave out originals and reconstructions; no artefact is opened.
+        comparison: with an earlier run, told as a section.
     """
     run = redacted_run(run) if redact else run
     verdict = run.verdict()
@@ -77,6 +79,7 @@ def render_html(run: Run, *, redact: bool = False) -> str:
         .render(
             run=run,
             redact=redact,
+            comparison=comparison,
             version=VERSION,
             verdict=verdict,
             safest=_safest_defence(verdict),
@@ -156,6 +159,7 @@ def template_environment() -> Environment:
             "breakable": words.breakable,
             "capital": words.capital,
             "cell_name": words.cell_name,
+            "change_words": words.change_words,
             "code_ticks": words.code_ticks,
             "decibel": words.decibel,
             "duration": words.duration,

@@ -2,7 +2,8 @@
 
 A case has one outcome. A level at or above the limit is a failure, which names broken trials too; broken trials are
 otherwise an error; a cell that the set-up does not allow is skipped, and so is one that nothing is known of (`not
-shown`, `no power`, `too few`): it never passes, and under `strict` it fails.
+shown`, `no power`, `too few`): it never passes, and under `strict` it fails. With a limit, a defence that was attacked
+without power is an error: nobody may take that for a pass. The control's cells never fail.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from fedseal.audit.cells import Cell
-from fedseal.audit.levels import STATE_WORDS, RiskLevel
+from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
-from fedseal.audit.verdict import cell_fails
-from fedseal.report.commands import cell_command
+from fedseal.report.commands import cell_command, find_scenario
 from fedseal.report.matrix import matrices
 from fedseal.report.words import attacker, ideal_words, label_words, number, plural, printable, span
 from fedseal.store.records import TrialRecord
@@ -25,18 +25,36 @@ _OUTCOMES = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 def render_junit(run: Run, fail_on: RiskLevel | None, *, strict: bool = False) -> str:
     """Return JUnit XML; cells fail as `cell_fails` says (none do if `fail_on` is None)."""
     root = ElementTree.Element("testsuites", name="fedseal")
+    weak = {(row.scenario, row.defence) for row in run.powerless()} if fail_on is not None else set()
     for matrix in matrices(run.verdict()):
         suite = ElementTree.SubElement(root, "testsuite", name=printable(matrix.scenario))
+        if run.started:
+            suite.set("timestamp", run.started.removesuffix("+00:00"))  # ISO 8601 without a zone, as the format has it
+        _add_properties(suite, run, matrix.scenario)
         for row in matrix.rows:
             for cell in row.cells:
-                _add_case(suite, run, cell, fail_on, strict)
+                _add_case(suite, run, cell, fail_on, strict, powerless=(row.scenario, row.defence) in weak)
         _count(suite)
     _count(root)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLevel | None, strict: bool) -> None:
+def _add_properties(suite: ElementTree.Element, run: Run, scenario: str) -> None:
+    """Say when, of which system and on whose account, where the scenario knows."""
+    planned = find_scenario(run, scenario)
+    about = {} if planned is None else planned.about.model_dump()
+    values = {"started": run.started, "ended": run.ended, **about}
+    if any(values.values()):
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in values.items():
+            if value:
+                ElementTree.SubElement(properties, "property", name=name, value=printable(value))
+
+
+def _add_case(
+    suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLevel | None, strict: bool, *, powerless: bool
+) -> None:
     case = ElementTree.SubElement(
         suite,
         "testcase",
@@ -44,12 +62,14 @@ def _add_case(suite: ElementTree.Element, run: Run, cell: Cell, fail_on: RiskLev
         name=printable(f"{cell.attack} ({attacker(cell.aware)})"),
         time=f"{sum(record.seconds for record in cell.records):.3f}",
     )
-    if fail_on is not None and cell_fails(cell, fail_on, strict=strict):
+    if fail_on is not None and run.cell_fails(cell, fail_on, strict=strict):
         words = cell.standing.words if cell.standing is not None else "unknown"
         message = f"risk {words}, at or above the limit {fail_on.words}"
         _add(case, "failure", message, _broken(cell.failed), kind="risk")
     elif cell.failed:
         _add(case, "error", f"{plural(len(cell.failed), 'trial')} failed", _broken(cell.failed), kind="trial")
+    elif powerless and cell.state in (State.TOO_FEW, State.NO_POWER):
+        _add(case, "error", f"no pass without power: {STATE_WORDS[cell.state]}", kind="power")
     elif cell.state is None and cell.refused is not None:
         _add(case, "skipped", cell.refused.message)
     elif cell.state is not None and not cell.state.settled:

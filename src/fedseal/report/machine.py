@@ -13,6 +13,7 @@ from typing import Any
 
 from fedseal._version import VERSION
 from fedseal.audit.cells import Cell, Ideal, Row, Standing
+from fedseal.audit.comparison import Comparison, RowChange
 from fedseal.audit.evidence import Victims
 from fedseal.audit.run import Run
 from fedseal.metrics.intervals import Interval
@@ -23,9 +24,15 @@ SCHEMA = "fedseal-report"
 SCHEMA_VERSION = 2
 
 
-def render_json(run: Run) -> str:
-    """Return the run, its verdict and all records as JSON text."""
-    return json.dumps(_without_bare_tokens(report_data(run)), indent=2, allow_nan=False) + "\n"
+def render_json(run: Run, comparison: Comparison | None = None) -> str:
+    """Return the run, its verdict and all records as JSON text, and what changed since a baseline."""
+    data = report_data(run) | {"since_baseline": None if comparison is None else comparison_data(comparison)}
+    return json_text(data)
+
+
+def json_text(data: Any) -> str:
+    """Return plain data as JSON text that every parser takes."""
+    return json.dumps(_without_bare_tokens(data), indent=2, allow_nan=False) + "\n"
 
 
 def report_data(run: Run) -> dict[str, Any]:
@@ -37,6 +44,8 @@ def report_data(run: Run) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "fedseal": VERSION,
         "command": run.command,
+        "started": run.started or None,
+        "ended": run.ended or None,
         "complete": len(run.records) >= run.planned,
         "trials": {
             "planned": run.planned,
@@ -47,7 +56,7 @@ def report_data(run: Run) -> dict[str, Any]:
             "level": _word(verdict.level),
             "state": _word(verdict.standing),
             "sentence": verdict.sentence(),
-            "rows": [_row(row) for row in verdict.rows],
+            "rows": [_row(run, row) for row in verdict.rows],
         },
         "cells": [_cell(run, cell) for cell in verdict.cells],
         "scenarios": [scenario.model_dump(mode="json") for scenario in run.scenarios],
@@ -57,11 +66,51 @@ def report_data(run: Run) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data."""
+    return {
+        "sentence": comparison.sentence(),
+        "before": comparison.before,
+        "after": comparison.after,
+        "confidence_of_each": comparison.level,
+        "rows": [_row_change(row) for row in comparison.rows],
+        "new": [list(key) for key in comparison.new],
+        "gone": [list(key) for key in comparison.gone],
+    }
+
+
+def _row_change(row: RowChange) -> dict[str, Any]:
+    return {
+        "scenario": row.scenario,
+        "defence": row.defence,
+        "direction": row.direction,
+        "before": _word(row.before),
+        "after": _word(row.after),
+        "held_db": row.held,
+        "changes": [
+            {
+                "attack": cell.key[2],
+                "aware": cell.key[3],
+                "reading": change.reading.name,
+                "unit": change.reading.unit,
+                "before": change.before,
+                "after": change.after,
+                "difference": _interval(change.difference),
+                "paired": change.paired,
+                "direction": change.direction,
+            }
+            for cell in row.cells
+            for change in cell.changes
+        ],
+    }
+
+
+def _row(run: Run, row: Row) -> dict[str, Any]:
     worst = row.worst
     return {
         "scenario": row.scenario,
         "defence": row.defence,
+        "control": run.is_control(row),
         "level": _word(row.level),
         "state": None if row.state is None else row.state.words.replace(" ", "-"),
         "decided_by": None if worst is None else worst.decided,

@@ -8,6 +8,7 @@ import re
 from markupsafe import Markup, escape
 
 from fedseal.audit.cells import Cell, Ideal, Standing
+from fedseal.audit.comparison import Change
 from fedseal.audit.evidence import Labels
 from fedseal.audit.levels import RiskLevel
 from fedseal.metrics.image import PSNR_CAP_DB
@@ -149,6 +150,14 @@ def label_words(labels: Labels | None) -> str:
     if labels is None:
         return "given"
     return f"{percentage(labels.accuracy.mean)} (guess {percentage(labels.chance)})"
+
+
+def change_words(change: Change) -> str:
+    """Return a change as `12.1 to 15.3 dB (+3.2, +1.0 to +5.4)`."""
+    if change.reading.unit == "share":
+        return f"{percentage(change.before)} to {percentage(change.after)}"
+    difference = f"{number(change.difference.mean, sign=True)}, {span(change.difference, sign=True)}"
+    return f"{number(change.before)} to {number(change.after)} dB ({difference})"
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedseal.audit.comparison import Comparison
 from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
 from fedseal.core.files import OPEN, PRIVATE, PathText, write_atomically
@@ -11,35 +12,44 @@ from fedseal.report.html import render_html
 from fedseal.report.junit import render_junit
 from fedseal.report.machine import render_json
 from fedseal.report.redaction import redacted_run
+from fedseal.report.sarif import render_sarif
 
 
 def write_reports(
-    run: Run, directory: PathText, *, redact: bool = False, fail_on: RiskLevel | None = None, strict: bool = False
+    run: Run,
+    directory: PathText,
+    *,
+    redact: bool = False,
+    fail_on: RiskLevel | None = None,
+    strict: bool = False,
+    comparison: Comparison | None = None,
 ) -> dict[str, Path]:
-    """Write `report.html`, `report.json` and `junit.xml` into `directory`, each whole or not at all.
+    """Write `report.html`, `report.json`, `junit.xml` and `report.sarif` into `directory`, each whole or not at all.
 
     Args:
         run: what to report.
         directory: where to; made if missing.
         redact: leave out images, and what attacks said of private data; else only the owner may read the files.
-        fail_on: level from which a cell counts as failed in the JUnit file.
+        fail_on: level from which a cell counts as failed in the JUnit file, and as an error in the SARIF file.
         strict: whether what is not settled counts as failed too, unless the update is known to hold less.
+        comparison: with an earlier run, told as a section of HTML and JSON.
 
     Returns:
-        The paths by kind: `html`, `json` and `junit`.
+        The paths by kind: `html`, `json`, `junit` and `sarif`.
 
     Example:
         >>> import fedseal, tempfile
         >>> out = tempfile.mkdtemp()
         >>> run = fedseal.audit(data="faces:size=8", attacks="ig:iterations=2", targets=1, out=out)
         >>> sorted(path.name for path in fedseal.write_reports(run, out, redact=True).values())
-        ['junit.xml', 'report.html', 'report.json']
+        ['junit.xml', 'report.html', 'report.json', 'report.sarif']
     """
     told = redacted_run(run) if redact else run
     contents = {
-        "html": ("report.html", render_html(told, redact=redact)),
-        "json": ("report.json", render_json(told)),
+        "html": ("report.html", render_html(told, redact=redact, comparison=comparison)),
+        "json": ("report.json", render_json(told, comparison)),
         "junit": ("junit.xml", render_junit(told, fail_on, strict=strict)),
+        "sarif": ("report.sarif", render_sarif(told, fail_on)),
     }
     paths = {kind: Path(directory) / name for kind, (name, _) in contents.items()}
     for kind, (_, content) in contents.items():
