@@ -1,4 +1,4 @@
-"""What other people's CI takes from this repository, really run: the action, the hook and the snippets of docs/ci.md."""
+"""What other people's CI takes from us, really run: the action, the hook and the snippets of docs/ci.md."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import math
 import os
 import shutil
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
@@ -21,6 +23,7 @@ from torch.nn.functional import avg_pool2d, cosine_similarity, interpolate
 
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import ClientConfig, Scenario
+from fedseal.core.files import write_atomically
 from fedseal.metrics.image import mse, psnr
 from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord
@@ -304,6 +307,83 @@ def hostile(make_run: Callable[..., Run]) -> Run:
 def _find_chromium() -> str | None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((found for name in names if (found := shutil.which(name))), None)
+
+
+AXE = "axe-core@4.10.3"
+
+CLIPPED = """
+[...document.querySelectorAll('body *')].filter(element => {
+  const style = getComputedStyle(element);
+  const hidden = element.closest('.hidden, .skip, thead, [aria-hidden=true]') || element.clientWidth < 3;
+  return style.overflowX !== 'visible' && element.scrollWidth > element.clientWidth + 1 && !hidden;
+}).map(element => `${element.tagName}.${element.className}`)
+"""
+"""Elements that show a part of their content only."""
+
+
+class Look:
+    """What every page is held to in a browser: nothing clipped, no problem told, no serious finding of axe."""
+
+    @staticmethod
+    def clipped(page: Any) -> list[str]:
+        """Return what of a page cannot be seen without scrolling sideways."""
+        scroll, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        found: list[str] = page.evaluate(CLIPPED)
+        return found + ([f"page: {scroll} in {inner}"] if scroll > inner else [])
+
+    @staticmethod
+    def problems(page: Any) -> list[str]:
+        """Return a list that fills with what a page's console and network complain of."""
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("requestfailed", lambda request: problems.append(request.url))
+        return problems
+
+    @staticmethod
+    def serious(page: Any, axe: str) -> list[str]:
+        """Return what axe finds serious or critical, with the elements."""
+        page.evaluate(axe)  # the page's own policy allows no foreign script; the browser's console is above it
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes']][:3]}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+
+
+@pytest.fixture(scope="session")
+def look() -> type[Look]:
+    """The checks of pages."""
+    return Look
+
+
+@pytest.fixture(scope="session")
+def wide_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Eight attacks on eight defences."""
+    attacks = ("ig", "fedleak", "idlg:iterations=500", "bayes:iterations=400", "dlg", "retrieval", "learned", "imprint")
+    defences = (*DEFENCES, "dgp:ratio=0.75", "soteria", "outpost", "minmax", "ats")
+    return build_run(tmp_path_factory.mktemp("wide"), attacks=attacks, defences=defences, targets=4, batch=1)
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, from npm once and then from a cache; skips where neither has it."""
+    cached = Path(tempfile.gettempdir()) / f"fedseal-tests-{os.getuid()}" / f"{AXE}.js"
+    if not cached.is_file():
+        if shutil.which("npm") is None:
+            pytest.skip("axe-core is not cached and there is no npm to fetch it with")
+        with tempfile.TemporaryDirectory() as place:
+            done = subprocess.run(["npm", "pack", AXE], cwd=place, capture_output=True, timeout=120, check=False)
+            packages = list(Path(place).glob("*.tgz"))
+            if done.returncode or not packages:
+                pytest.skip("axe-core is not cached and npm does not reach its registry")
+            with tarfile.open(packages[0]) as package:
+                member = package.extractfile("package/axe.min.js")
+                assert member is not None
+                cached.parent.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(cached, member.read())
+    return cached.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

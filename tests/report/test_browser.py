@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,56 @@ def test_it_prints(browser: Any, pages: dict[str, Path]) -> None:
     page.close()
     assert document.startswith(b"%PDF")
     assert len(document) > 20_000
+
+
+@pytest.fixture(scope="module")
+def wide(wide_run: Run) -> Path:
+    """A page of eight attacks on eight defences."""
+    path = wide_run.directory / "report.html"
+    path.write_text(render_html(wide_run), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390])
+def test_nothing_is_clipped_with_eight_attacks(browser: Any, wide: Path, look: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(wide.as_uri())
+    clipped = look.clipped(page)
+    page.close()
+    assert clipped == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "dark")])
+def test_axe_finds_nothing_serious(
+    browser: Any, pages: dict[str, Path], look: Any, axe: str, width: int, scheme: str
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto(pages["plain"].as_uri())
+    found = look.serious(page, axe)
+    page.close()
+    assert found == []
+
+
+@pytest.mark.parametrize("which", ["plain", "wide"])
+def test_at_most_four_pages_are_printed_before_the_appendix(
+    browser: Any, pages: dict[str, Path], wide: Path, which: str
+) -> None:
+    page = browser.new_page()
+    page.goto((pages | {"wide": wide})[which].as_uri())
+    page.add_style_tag(content="#appendix, #appendix ~ section { display: none !important }")
+    document = page.pdf(format="A4")
+    page.close()
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b(?!s)", document)) <= 4
+
+
+def test_the_report_is_walked_by_keyboard_alone(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["plain"].as_uri())
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.getAttribute('href')"))
+    page.close()
+    assert {"#readings", "#matrix", "#settings"} <= reached

@@ -19,8 +19,10 @@ from fedseal.store.records import TrialRecord
 
 SECTIONS = [
     "verdict",
-    "images",
     "readings",
+    "filed",
+    "images",
+    "details",
     "matrix",
     "chance",
     "costs",
@@ -67,7 +69,8 @@ def test_the_verdict_comes_first_and_sections_in_order(run: Run, html: str) -> N
     ids = [attributes["id"] for attributes in page.all("section")]
     assert ids[: len(SECTIONS)] == SECTIONS
     text = page.text
-    assert text.index(run.verdict().sentence()) < text.index("What came back")
+    assert text.index("Who could see what") < text.index("What came back") < text.index(run.verdict().sentence())
+    assert text.index(run.verdict().sentence()) < text.index("Appendix")
     assert "very high risk" in text
 
 
@@ -125,9 +128,9 @@ def test_images_are_limited_and_the_best_recovered_first(make_run: Callable[...,
     assert sum(alt.startswith(("Original", "Rebuilt by")) for alt in alts) == 2 * (LEAD_PAIRS + ROW_PAIRS * rows)
     assert sum(alt == "The original" for alt in alts) <= LINE_UPS * rows
     best = max(value for record in run.records for value in record.psnr)
-    first = next(image["alt"] for image in page.all("img") if "Rebuilt" in (image["alt"] or ""))
-    assert first is not None
-    assert f"{best:.1f} dB" in first
+    rebuilt = [image["alt"] or "" for image in page.all("img") if "Rebuilt" in (image["alt"] or "")]
+    assert "clearly recognisable" in rebuilt[0]
+    assert f"{best:.1f} dB" in rebuilt[LEAD_PAIRS]
 
 
 def test_an_incomplete_run_says_so_at_the_top(make_run: Callable[..., Run]) -> None:
@@ -229,7 +232,7 @@ def test_a_run_in_which_everything_failed_renders(run: Run) -> None:
 def test_a_single_image_has_no_interval(make_run: Callable[..., Run]) -> None:
     text = Page(render_html(make_run(targets=1, batch=1, defences=("none",), attacks=("ig",)))).text
     assert "no interval" in text
-    assert "Here is the one image of the worst cell" in text
+    assert "Here is the one image of the worst case" in text
 
 
 def test_several_scenarios_are_told_apart(make_run: Callable[..., Run]) -> None:

@@ -18,6 +18,9 @@ from fedseal.store.findings import Finding
 from fedseal.store.records import TrialRecord
 
 TOP = {
+    "started",
+    "ended",
+    "since_baseline",
     "schema", "schema_version", "fedseal", "command", "complete", "trials", "verdict", "cells", "scenarios", "findings",
     "environment", "records",
 }  # fmt: skip
@@ -42,7 +45,7 @@ def test_the_schema_of_version_2(run: Run) -> None:
     assert (data["schema"], data["schema_version"]) == ("fedseal-report", 2)
     assert all(set(cell) == CELL for cell in data["cells"])
     assert set(data["verdict"]) == {"level", "state", "sentence", "rows"}
-    keys = {"scenario", "defence", "level", "state", "decided_by", "ideal", "proven", "worst"}
+    keys = {"scenario", "defence", "level", "state", "decided_by", "ideal", "proven", "worst", "control"}
     assert all(set(row) == keys for row in data["verdict"]["rows"])
 
 

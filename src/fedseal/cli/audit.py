@@ -118,17 +118,24 @@ def report(
     fail_on: FailOn = None,
     strict: Strict = False,
     baseline: Baseline = None,
+    training: Annotated[
+        Path | None, typer.Option(help="Directory of `fedseal train` under the same defences: adds accuracies.")
+    ] = None,
 ) -> None:
     """Write a run's report (HTML, JSON, JUnit, SARIF) again."""
     from fedseal.audit.comparison import compare_runs
     from fedseal.audit.levels import RiskLevel
     from fedseal.audit.runner import open_run
     from fedseal.report.write import write_reports
+    from fedseal.training.run import open_training
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
     loaded = open_run(run)
     since = None if baseline is None else compare_runs(open_run(baseline), loaded)
-    written = write_reports(loaded, out or run, redact=redact, fail_on=limit, strict=strict, comparison=since)
+    trained = None if training is None else open_training(training)
+    written = write_reports(
+        loaded, out or run, redact=redact, fail_on=limit, strict=strict, comparison=since, training=trained
+    )
     for path in written.values():
         typer.echo(str(path))
     _exit_with(loaded, limit, strict, since)

@@ -23,15 +23,20 @@ from fedseal.report import words
 from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
 from fedseal.report.commands import cell_command, scenario_file
 from fedseal.report.costs import CostTable, cost_table
+from fedseal.report.decision import decide
 from fedseal.report.gallery import Gallery, build_gallery
+from fedseal.report.identifiers import IDENTIFIERS
 from fedseal.report.ledger import Capability, merge_ledgers
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
 from fedseal.report.readings import RowReadings, row_readings
 from fedseal.report.redaction import redacted_run
 from fedseal.store.findings import Finding
+from fedseal.training.run import TrainingRun
 
-LEAD_PAIRS = 8
-"""Pairs shown of the worst cell."""
+LEAD_PAIRS = 4
+"""Pairs shown of the worst cell, on page one."""
+TABLE_ROWS = 16
+"""Defences in the table of readings, over all scenarios, so that it prints on a page; the appendix has them all."""
 ROW_PAIRS = 4
 """Pairs shown of each defence's worst cell."""
 
@@ -62,13 +67,16 @@ class Settings:
     seed: int
 
 
-def render_html(run: Run, *, redact: bool = False, comparison: Comparison | None = None) -> str:
+def render_html(
+    run: Run, *, redact: bool = False, comparison: Comparison | None = None, training: TrainingRun | None = None
+) -> str:
     """Return the report as one self-contained HTML file.
 
     Args:
         run: what to report; it may be incomplete, and the page says so.
         redact: leave out originals and reconstructions; no artefact is opened.
         comparison: with an earlier run, told as a section.
+        training: under the same defences; what each leaves of the accuracy then stands on page one.
     """
     run = redacted_run(run) if redact else run
     verdict = run.verdict()
@@ -80,6 +88,9 @@ def render_html(run: Run, *, redact: bool = False, comparison: Comparison | None
             run=run,
             redact=redact,
             comparison=comparison,
+            decision=decide(run, verdict, training),
+            identifiers=IDENTIFIERS,
+            rows_shown=max(2, TABLE_ROWS // max(1, len(run.scenarios))),
             version=VERSION,
             verdict=verdict,
             safest=_safest_defence(verdict),
@@ -165,10 +176,12 @@ def template_environment() -> Environment:
             "duration": words.duration,
             "ideal_words": words.ideal_words,
             "label_words": words.label_words,
+            "moment": words.moment,
             "number": words.number,
             "percentage": words.percentage,
             "picked_words": picked_words,
             "plural": words.plural,
+            "recognisable": words.recognisable,
             "risk": words.risk,
             "significant": words.significant,
             "size": words.size,

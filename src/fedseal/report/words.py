@@ -10,11 +10,13 @@ from markupsafe import Markup, escape
 from fedseal.audit.cells import Cell, Ideal, Standing
 from fedseal.audit.comparison import Change
 from fedseal.audit.evidence import Labels
-from fedseal.audit.levels import RiskLevel
+from fedseal.audit.levels import RiskLevel, level_of
 from fedseal.metrics.image import PSNR_CAP_DB
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked
 
+_SAME_DB = 45.0
+"""From here on eight bits per channel show no difference worth the name."""
 ABSENT = "–"
 """Stands where a figure does not apply."""
 
@@ -42,6 +44,20 @@ def number(value: float | None, digits: int = 1, *, sign: bool = False) -> str:
 def decibel(value: float) -> str:
     """Return a PSNR; at the cap of the metric, where the images are equal, `≥ 100`."""
     return f"≥ {PSNR_CAP_DB:.0f}" if value >= PSNR_CAP_DB else number(value)
+
+
+RECOGNISED: dict[RiskLevel, str] = {
+    RiskLevel.VERY_HIGH: "clearly recognisable",
+    RiskLevel.HIGH: "recognisable",
+    RiskLevel.MEDIUM: "partly recognisable",
+    RiskLevel.LOW: "not recognisable",
+}
+"""How well a picture of that level is recognised, for people who think in pictures."""
+
+
+def recognisable(psnr_db: float) -> str:
+    """Return how well one rebuilt picture is recognised; up to rounding, `the same picture`."""
+    return "the same picture" if psnr_db >= _SAME_DB else RECOGNISED[level_of(psnr_db)]
 
 
 def span(interval: Interval | None, *, sign: bool = False) -> str:
@@ -99,6 +115,11 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.{1 if 0 < seconds < 10 else 0}f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(when: str) -> str:
+    """Return an ISO 8601 time as `2026-11-17 18:03 UTC`."""
+    return when[:16].replace("T", " ") + (" UTC" if when.endswith("+00:00") else "")
 
 
 def percentage(share: float | None) -> str:

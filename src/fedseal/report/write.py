@@ -7,12 +7,28 @@ from pathlib import Path
 from fedseal.audit.comparison import Comparison
 from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
+from fedseal.core.errors import FedsealError
 from fedseal.core.files import OPEN, PRIVATE, PathText, write_atomically
 from fedseal.report.html import render_html
 from fedseal.report.junit import render_junit
 from fedseal.report.machine import render_json
 from fedseal.report.redaction import redacted_run
 from fedseal.report.sarif import render_sarif
+from fedseal.training.run import TrainingRun, open_training
+
+
+def training_beside(run: Run) -> TrainingRun | None:
+    """Return the training that belongs to a run: the other half of a trade-off, or the one whose round it attacks."""
+    places = [run.directory.parent / "training"] if run.directory.name == "audit" else []
+    for scenario in run.scenarios:
+        if scenario.stage is not None and scenario.stage.checkpoint is not None:
+            places.append(scenario.stage.checkpoint)
+    for place in places:
+        try:
+            return open_training(place)
+        except FedsealError:
+            continue  # not there any more, or a lone checkpoint: page one says that accuracy is not known
+    return None
 
 
 def write_reports(
@@ -23,6 +39,7 @@ def write_reports(
     fail_on: RiskLevel | None = None,
     strict: bool = False,
     comparison: Comparison | None = None,
+    training: TrainingRun | None = None,
 ) -> dict[str, Path]:
     """Write `report.html`, `report.json`, `junit.xml` and `report.sarif` into `directory`, each whole or not at all.
 
@@ -33,6 +50,7 @@ def write_reports(
         fail_on: level from which a cell counts as failed in the JUnit file, and as an error in the SARIF file.
         strict: whether what is not settled counts as failed too, unless the update is known to hold less.
         comparison: with an earlier run, told as a section of HTML and JSON.
+        training: under the same defences, for accuracies on page one; by default the one that lies beside the run.
 
     Returns:
         The paths by kind: `html`, `json`, `junit` and `sarif`.
@@ -46,7 +64,10 @@ def write_reports(
     """
     told = redacted_run(run) if redact else run
     contents = {
-        "html": ("report.html", render_html(told, redact=redact, comparison=comparison)),
+        "html": (
+            "report.html",
+            render_html(told, redact=redact, comparison=comparison, training=training or training_beside(run)),
+        ),
         "json": ("report.json", render_json(told, comparison)),
         "junit": ("junit.xml", render_junit(told, fail_on, strict=strict)),
         "sarif": ("report.sarif", render_sarif(told, fail_on)),
