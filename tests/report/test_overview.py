@@ -18,7 +18,8 @@ def test_scenarios_with_the_same_defences_share_a_table(make_run: Callable[..., 
     run = make_run(scenarios=("first", "second"))
     defences, attacks = run.scenarios[0].defences, run.scenarios[0].attacks
     head, _, *rows = _lines(run)
-    assert head == ["defence", *attacks, *attacks]
+    named = [f"{scenario}: {attack}" for scenario in ("first", "second") for attack in attacks]
+    assert head == ["defence", *named]
     assert [row[0] for row in rows] == list(defences)
     expected = [
         f"{cell.psnr.mean:.1f} dB, {cell.ssim.mean:.2f}"

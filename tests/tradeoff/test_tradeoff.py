@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import io
+import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,8 +15,11 @@ from PIL import Image
 from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.federation.simulation.config import FederationConfig
+from fedseal.metrics.intervals import Interval
+from fedseal.report.tables import run_table
 from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
 from fedseal.report.tradeoff_chart import tradeoff_chart
+from fedseal.report.tradeoff_machine import tradeoff_json
 from fedseal.tradeoff.curves import Tradeoff, open_tradeoff, run_tradeoff
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import parse_sweep, split_sweeps
@@ -115,3 +121,43 @@ def test_the_pictures_and_the_table_say_the_same(measured: Tradeoff, tmp_path: P
 def test_a_directory_without_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no trade-off"):
         open_tradeoff(tmp_path)
+
+
+def test_what_has_learnt_nothing_recommends_nothing(measured: Tradeoff) -> None:
+    weak = dataclasses.replace(measured.training, chance=0.99)
+    points = {u.defence: u for u in weak.utilities}
+    curves = tuple(
+        dataclasses.replace(c, points=tuple(dataclasses.replace(p, utility=points[p.defence]) for p in c.points))
+        for c in measured.curves
+    )
+    undefended = dataclasses.replace(measured.undefended, utility=points["none"])
+    poor = dataclasses.replace(measured, training=weak, curves=curves, undefended=undefended)
+    assert [curve.best for curve in poor.curves] == [None, None]
+    text = render_tradeoff(poor)
+    assert "learnt nothing" in text
+    assert text.count("none is recommended: the undefended federation has learnt nothing") == 2
+    assert "leaks least" not in text
+    assert json.loads(tradeoff_json(poor))["recommended"] == {"topk": None, "dp-sgd:sigma=0.1": None}
+
+
+def test_a_strength_at_chance_is_never_the_best_however_much_accuracy_it_keeps(measured: Tradeoff) -> None:
+    curve = measured.curves[0]
+    kept = Interval(95.0, None, None, 1)
+    points = [
+        dataclasses.replace(p, utility=dataclasses.replace(p.utility, pmm=kept, learnt=learnt))
+        for p, learnt in zip(curve.points, (False, True), strict=True)
+    ]
+    assert dataclasses.replace(curve, points=tuple(points)).best == points[1]
+    assert dataclasses.replace(curve, points=tuple(points[:1])).best is None
+
+
+def test_everything_is_there_as_json_and_csv(measured: Tradeoff) -> None:
+    data = json.loads(run_table(measured.directory, "json"))
+    assert [point["defence"] for point in data["points"]] == [point.defence for point in measured.points]
+    rows = list(csv.DictReader(io.StringIO(run_table(measured.directory, "csv"))))
+    cells = [cell for point in measured.points if point.row for cell in point.row.cells]
+    assert [(row["defence"], row["attack"], row["aware"]) for row in rows] == [
+        (cell.defence, cell.attack, str(cell.aware)) for cell in cells
+    ]
+    assert [float(row["psnr.mean"]) for row in rows] == [cell.psnr.mean for cell in cells if cell.psnr]
+    assert run_table(measured.directory, "markdown") == render_tradeoff(measured)

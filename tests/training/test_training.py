@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -9,12 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.watcher import Task, Tick, Watcher
-from fedseal.federation.simulation import FederationConfig
+from fedseal.federation.simulation import FederationConfig, History
+from fedseal.metrics.classification import class_accuracies, macro_auc
+from fedseal.metrics.utility import has_learnt
 from fedseal.report.curves import HEIGHT, WIDTH, curve_chart, partition_chart
+from fedseal.report.tables import run_table
 from fedseal.report.training_page import render_training_html, write_training_report
+from fedseal.report.training_table import render_training
 from fedseal.report.utility import render_utility
 from fedseal.store.database import Store
 from fedseal.training.run import Training, TrainingRun, open_training
@@ -209,8 +219,8 @@ def test_the_page_holds_everything_and_nothing_from_outside(run: TrainingRun, tm
 def test_the_document_states_setting_chance_and_every_row(run: TrainingRun) -> None:
     text = render_utility(run)
     rows = [line for line in text.splitlines() if line.startswith("| `topk")]
-    assert len(rows) == 2
-    assert {line.count("|") for line in text.splitlines() if line.startswith("|") and "PMM" in line} == {9}
+    assert len(rows) == 3  # costs, curve, classes
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|") and "PMM" in line} == {10}
     assert "not trained: secagg averages 9 clients" in text
     assert f"Chance: {run.chance:.1%}" in text
     assert "seeds 0, 1" in text
@@ -235,3 +245,116 @@ def test_every_documented_key_exists_and_every_key_is_documented() -> None:
         documented |= {f"federation{key}" if key.startswith(".") else key for key in keys}
     nested = {f"federation.{key}" for key in FederationConfig.model_fields if key != "seed"}
     assert documented == (set(TrainingScenario.model_fields) - {"federation"}) | nested
+
+
+# Chance: what has learnt nothing recommends nothing
+
+
+AT_CHANCE: dict[str, Any] = {"defences": "none", "seeds": 0, "federation": {"rounds": 1, "learning_rate": 1e-9}}
+
+
+def test_a_federation_at_chance_is_said_to_have_learnt_nothing(tmp_path: Path) -> None:
+    run = run_training(scenario_of(**AT_CHANCE), tmp_path)
+    plain = run.utilities[0]
+    assert "learnt nothing" in run.caution
+    assert (plain.learnt, plain.pmm) == (False, None)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_training(run))
+    for text in (render_training_html(run), render_utility(run), console.export_text()):
+        assert "learnt nothing" in " ".join(text.split())
+        assert "(chance)" in text
+
+
+def test_a_federation_that_learns_has_no_caution(run: TrainingRun) -> None:
+    assert run.caution == ""
+    assert [one.learnt for one in run.utilities] == [True, run.utilities[1].learnt, False]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "chance", "n", "learnt"),
+    [
+        (0.5, 0.5, 10_000, False),
+        (0.52, 0.5, 10_000, False),  # significant, but nothing
+        (0.60, 0.5, 10, False),  # six of ten is luck
+        (0.60, 0.5, 400, True),
+        (0.13, 0.1, 200, False),
+        (0.20, 0.1, 1000, True),
+        (1.0, 1.0, 1000, False),
+    ],
+)
+def test_more_than_chance_is_more_than_luck_and_more_than_a_trifle(
+    accuracy: float, chance: float, n: int, learnt: bool
+) -> None:
+    assert has_learnt(accuracy, chance, n) == learnt
+
+
+def test_a_target_that_chance_reaches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"5\.0% is no more than chance.*scores 1\d\.\d%"):
+        run_training(scenario_of(target_accuracy=0.05), tmp_path)
+
+
+def test_a_target_derived_from_a_model_near_chance_is_none(run: TrainingRun) -> None:
+    low = dataclasses.replace(run, chance=0.95)
+    assert low.target is None
+    assert "| – |" in render_utility(low)
+
+
+# For programs
+
+
+def test_everything_is_there_as_json_and_csv(run: TrainingRun, tmp_path: Path) -> None:
+    write_training_report(run, tmp_path)
+    data = json.loads((tmp_path / "training.json").read_text())
+    assert [one["defence"] for one in data["defences"]] == ["none", "topk:ratio=0.95", "secagg:clients=9"]
+    assert (data["chance"], data["target"], data["learnt"]) == (run.chance, run.target, True)
+    first = run.trainings[0].history
+    assert first is not None
+    assert History.model_validate(data["trainings"][0]["history"]) == first
+    plain, pruned, refused = csv.DictReader(io.StringIO((tmp_path / "training.csv").read_text()))
+    assert run.utilities[1].pmm is not None
+    assert float(pruned["pmm.mean"]) == run.utilities[1].pmm.mean
+    assert float(plain["class_accuracy.0"]) == run.utilities[0].class_accuracy[0]
+    assert "averages 9 clients" in refused["refused"]
+    rounds = list(csv.DictReader(io.StringIO((tmp_path / "rounds.csv").read_text())))
+    assert len(rounds) == 4 * 4 + 2  # four trainings of four rounds, two that were refused
+    assert rounds[0]["accuracy"] == ""  # not measured in that round
+    assert float(rounds[1]["auc"]) == first.rounds[1].auc
+
+
+def test_the_table_command_reads_a_training(run: TrainingRun) -> None:
+    assert run_table(run.directory, "markdown") == render_utility(run)
+    assert json.loads(run_table(run.directory, "json"))["schema"] == "fedseal-training"
+    assert run_table(run.directory, "csv").startswith("defence,refused,learnt,accuracy.mean,")
+
+
+def test_accuracy_is_the_mean_of_the_classes_by_their_images(run: TrainingRun) -> None:
+    federation = build_federation(scenario_of(), 0)
+    history = run.trainings[0].history
+    assert history is not None
+    counts = torch.bincount(federation.test.labels, minlength=10).tolist()
+    right = sum(share * count for share, count in zip(history.class_accuracy, counts, strict=True) if share is not None)
+    assert right == pytest.approx(history.accuracy * len(federation.test))
+
+
+# AUC, against scikit-learn
+
+
+def test_auc_is_scikit_learns() -> None:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 4, (200,), generator=draw)
+    logits = torch.randn(200, 4, generator=draw).round(decimals=1)  # with ties
+    logits[torch.arange(200), labels] += 0.7
+    expected = roc_auc_score(labels.numpy(), logits.double().softmax(1).numpy(), multi_class="ovr")
+    assert macro_auc(logits, labels) == pytest.approx(expected, abs=1e-12)
+    two = (labels > 1).long()
+    expected = roc_auc_score(two.numpy(), logits[:, 0].numpy())
+    assert macro_auc(logits[:, 0], two) == pytest.approx(expected, abs=1e-12)
+    assert macro_auc(logits[:, :1], two) == macro_auc(logits[:, 0], two)
+
+
+def test_auc_and_class_accuracies_say_where_they_are_not_defined() -> None:
+    labels = torch.tensor([0, 0, 2])
+    assert macro_auc(torch.zeros(3, 3), torch.zeros(3, dtype=torch.long)) is None
+    assert macro_auc(torch.full((3, 3), float("nan")), labels) is None
+    assert macro_auc(torch.zeros(3, 3), labels) == 0.5
+    assert class_accuracies(torch.tensor([True, False, True]), labels, 3) == (0.5, None, 1.0)

@@ -1,6 +1,6 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
-from fedseal.cli import audit, data, detect, ledger, listing, prepare, train, tuning, updates, verify_dp
+from fedseal.cli import audit, data, detect, ledger, listing, prepare, table, train, tuning, updates, verify_dp
 from fedseal.cli.app import app, main
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "listing",
     "main",
     "prepare",
+    "table",
     "train",
     "tuning",
     "updates",

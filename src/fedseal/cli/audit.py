@@ -1,4 +1,4 @@
-"""`audit`, and what is done with its runs: `show`, `report`, `compare`, `table`, `purge`."""
+"""`audit`, and what is done with its runs: `show`, `report`, `compare`, `purge`."""
 
 from __future__ import annotations
 
@@ -162,24 +162,6 @@ def compare(
         Console().print(render_comparison(found))
     if found.worse:
         raise typer.Exit(1)
-
-
-@app.command(rich_help_panel=READERS)
-def table(
-    run: RunDirectory,
-    overview: Annotated[
-        bool, typer.Option("--overview", help="Begin with defences against attacks: PSNR and SSIM, naive / aware.")
-    ] = False,
-) -> None:
-    """Print a run's results as Markdown tables."""
-    from fedseal.audit.runner import open_run
-    from fedseal.report.markdown import render_markdown
-    from fedseal.report.overview import render_overview
-
-    loaded = open_run(run)
-    if overview:
-        typer.echo(render_overview(loaded))
-    typer.echo(render_markdown(loaded), nl=False)
 
 
 @app.command(rich_help_panel=READERS)

@@ -1,4 +1,4 @@
-"""What a defence costs in accuracy: PMM, rounds to a target accuracy, and bytes until then.
+"""What a defence costs in accuracy: PMM, rounds to a target accuracy, and whether anything was learnt at all.
 
 PMM, the performance maintenance metric of Fan et al. (Refiner), is 100 times the accuracy with the defence over that
 without it (the paper's definition swaps the two). Both runs must be twins: same data, weights, seeds.
@@ -9,11 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scipy.stats import binom
+
 from fedseal.core.errors import InputError
 from fedseal.metrics.intervals import Interval, mean_interval
 
+LEAST_SKILL = 0.05
+"""Share of the way from chance to perfection that must be gone to have learnt something."""
+SIGNIFICANCE = 0.01
+
 Curve = Sequence[tuple[int, float]]
 """Accuracy after so many rounds, in order."""
+
+
+def has_learnt(accuracy: float, chance: float, n: int) -> bool:
+    """Return whether an accuracy is more than chance.
+
+    It must be better than always giving the most frequent answer by a twentieth of what is left to gain, and by more
+    than luck on `n` test images allows (exact binomial test, one-sided, 1 %).
+
+    Args:
+        accuracy: on the test set.
+        chance: share of the test set's most frequent class.
+        n: number of test images.
+    """
+    if accuracy <= chance or accuracy - chance < LEAST_SKILL * (1 - chance):
+        return False
+    return bool(binom.sf(round(accuracy * n) - 1, n, chance) < SIGNIFICANCE)
 
 
 def pmm(accuracy_with: float, accuracy_without: float) -> float:

@@ -29,6 +29,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "labels": LABEL_RULES,
     "metrics": METRICS,
 }
+THREATS = {
+    "passive": "a server that follows the protocol and reads what clients send",
+    "active": "a server that changes what it sends, or asks again",
+}
 _SUPPLIED = {"input_shape", "num_classes", "data_root"}
 
 
@@ -39,8 +43,21 @@ def describe_entries(kind: str) -> list[dict[str, Any]]:
     registry = REGISTRIES[kind]
     entries = [registry.entry(name).describe() for name in registry.names()]
     for entry in entries:
+        entry["threat_class"] = threat_classes(entry["threat"])
         entry["options"] = {key: value for key, value in entry["options"].items() if key not in _SUPPLIED}
     return entries
+
+
+def threat_classes(threat: str) -> list[str]:
+    """Return which of `passive` and `active` servers a declared threat speaks of: `active: changes parameters`."""
+    return [word for part in threat.split(":")[0].split(",") if (word := part.strip()) in THREATS]
+
+
+def of_threat(entries: list[dict[str, Any]], threat: str) -> list[dict[str, Any]]:
+    """Return the records of one threat class."""
+    if threat not in THREATS:
+        raise UsageError(f"there is no threat class {threat!r}.", hint=near_matches(threat, list(THREATS)))
+    return [entry for entry in entries if threat in entry["threat_class"]]
 
 
 def refused_offers(kind: str) -> dict[str, str]:
@@ -54,7 +71,8 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
     table.add_column("name", style="bold", no_wrap=True)
     threats = any(entry["threat"] for entry in entries)
     if threats:
-        table.add_column("threat")
+        table.caption = "; ".join(f"{name}: {words}" for name, words in THREATS.items())
+        table.add_column("threat", no_wrap=True)
     table.add_column("what it is")
     table.add_column("options and defaults", style="dim")
     for entry in entries:
@@ -62,8 +80,10 @@ def render_listing(kind: str, entries: list[dict[str, Any]]) -> RenderableType:
         paper = f" ({entry['paper']})" if entry["paper"] else ""
         needs = f"; needs {', '.join(entry['needs'])}" if entry["needs"] else ""
         origin = f"; from {entry['origin']}" if entry["origin"] != "fedseal" else ""
-        threat = [entry["threat"]] if threats else []
-        table.add_row(entry["name"], *threat, entry["summary"] + paper + needs + origin, options)
+        threat = [", ".join(entry["threat_class"])] if threats else []
+        how = entry["threat"].partition(":")[2]
+        by = f"; the server{how}" if how else ""
+        table.add_row(entry["name"], *threat, entry["summary"] + paper + by + needs + origin, options)
     return table
 
 

@@ -10,7 +10,7 @@ from fedseal.report.matrix import Matrix, Square, matrices
 
 
 def render_overview(run: Run) -> str:
-    """Return one matrix for all scenarios that audit the same defences.
+    """Return one matrix for all scenarios that audit the same defences; columns are `scenario: attack`.
 
     Each square holds mean PSNR and SSIM of the naive / the aware attacker, once if they agree; where a defence changes
     the data, also the PSNR against what the model was fed.
@@ -24,7 +24,8 @@ def render_overview(run: Run) -> str:
 
 def _table(defences: tuple[str, ...], group: list[Matrix]) -> str:
     columns = [(matrix, attack) for matrix in group for attack in matrix.attacks]
-    lines = ["| defence | " + " | ".join(attack for _, attack in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    heads = [f"{matrix.scenario}: {attack}" for matrix, attack in columns]
+    lines = ["| defence | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     for defence in defences:
         cells = [_square(_find(matrix, defence, attack)) for matrix, attack in columns]
         lines.append(f"| {defence} | " + " | ".join(cells) + " |")

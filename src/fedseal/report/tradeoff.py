@@ -12,18 +12,21 @@ from fedseal.metrics.intervals import Interval
 from fedseal.report import words
 from fedseal.report.html import template_environment
 from fedseal.report.tradeoff_chart import HEIGHT, WIDTH, TradeoffChart, hue_degrees, tradeoff_chart
+from fedseal.report.tradeoff_machine import tradeoff_csv, tradeoff_json
 from fedseal.report.tradeoff_png import tradeoff_png
-from fedseal.tradeoff.curves import KEPT_UTILITY, Point, Tradeoff
+from fedseal.tradeoff.curves import KEPT_UTILITY, Curve, Point, Tradeoff
 
 
 def write_tradeoff_reports(tradeoff: Tradeoff, directory: Path) -> dict[str, Path]:
-    """Write `tradeoff.html`, `.svg`, `.png` and `.md` into `directory`; return their paths by kind."""
+    """Write `tradeoff.html`, `.svg`, `.png`, `.md`, `.json` and `.csv` into `directory`; return their paths by kind."""
     chart = tradeoff_chart(tradeoff)
     contents: dict[str, str | bytes] = {
         "html": render_tradeoff_html(tradeoff, chart),
         "svg": _render("tradeoff.svg", tradeoff, chart),
         "png": tradeoff_png(chart),
         "md": render_tradeoff(tradeoff),
+        "json": tradeoff_json(tradeoff),
+        "csv": tradeoff_csv(tradeoff),
     }
     paths = {kind: directory / f"tradeoff.{kind}" for kind in contents}
     for kind, content in contents.items():
@@ -70,38 +73,42 @@ def render_tradeoff(tradeoff: Tradeoff) -> str:
         f"labels {scenario.attacker.labels}. PSNR is the worst over attacks, mean over targets with its 95 % bootstrap "
         f"interval.{chance} Undefended accuracy: {_accuracy(tradeoff.undefended)}.\n"
     )
-    points = [tradeoff.undefended, *(point for curve in tradeoff.curves for point in curve.points)]
-    costs = ["| defence | PMM | accuracy | worst PSNR | upload per client | time per round |", "|---" * 6 + "|"]
+    points = tradeoff.points
+    costs = ["| defence | PMM | accuracy | AUC | worst PSNR | upload per client | time per round |", "|---" * 7 + "|"]
     costs += [_cost_row(point, tradeoff.undefended) for point in points]
     leaks = [
         "| defence | attack | PSNR naive | PSNR aware | SSIM naive | SSIM aware | LPIPS naive | LPIPS aware | n |",
         "|---" * 9 + "|",
     ]
     leaks += [_leak_row(point, attack) for point in points for attack in scenario.attacks]
-    best = [
-        f"- {curve.sweep.family}: "
-        + (
-            f"`{curve.best.defence}` leaks least of the strengths that keep {KEPT_UTILITY:g} % of the accuracy "
-            f"({_interval(curve.best.worst.psnr)} dB)"
-            if curve.best is not None and curve.best.worst is not None
-            else f"no strength keeps {KEPT_UTILITY:g} % of the accuracy"
-            if any(point.pmm for point in curve.points)
-            else "not trained"
-        )
-        for curve in tradeoff.curves
-    ]
+    best = [f"- {curve.sweep.family}: {choice(tradeoff, curve)}" for curve in tradeoff.curves]
     caution = [tradeoff.caution, ""] if tradeoff.caution else []
     return "\n".join([head, *caution, *costs, "", *leaks, "", *best]) + "\n"
 
 
+def choice(tradeoff: Tradeoff, curve: Curve) -> str:
+    """Return which strength of a defence to take, or why none."""
+    if tradeoff.caution:
+        return "none is recommended: the undefended federation has learnt nothing"
+    if curve.best is not None and curve.best.worst is not None:
+        return (
+            f"`{curve.best.defence}` leaks least of the strengths that keep {KEPT_UTILITY:g} % of the accuracy "
+            f"({_interval(curve.best.worst.psnr)} dB)"
+        )
+    if any(point.pmm for point in curve.points):
+        return f"no strength keeps {KEPT_UTILITY:g} % of the accuracy and learns more than chance"
+    return "not trained"
+
+
 def _cost_row(point: Point, plain: Point) -> str:
     utility, worst = point.utility, point.worst
-    pmm = _interval(point.pmm) if point.pmm else f"not trained: {utility.refused}"
+    pmm = _interval(point.pmm) if point.pmm else f"not trained: {utility.refused}" if utility.refused else words.ABSENT
     leak = "–" if worst is None else f"{_interval(worst.psnr)} dB ({'aware' if worst.aware else 'naive'})"
     ratio = (
         f"{utility.seconds / plain.utility.seconds:.2f}x" if utility.seconds and plain.utility.seconds else words.ABSENT
     )
-    return f"| `{point.defence}` | {pmm} | {_accuracy(point)} | {leak} | {words.size(utility.bytes_up)} | {ratio} |"
+    figures = [pmm, _accuracy(point), _interval(utility.auc, 3), leak, words.size(utility.bytes_up), ratio]
+    return f"| `{point.defence}` | " + " | ".join(figures) + " |"
 
 
 def _leak_row(point: Point, attack: str) -> str:
@@ -121,7 +128,10 @@ def _leak_row(point: Point, attack: str) -> str:
 
 
 def _accuracy(point: Point) -> str:
-    return "not trained" if point.utility.accuracy is None else f"{point.utility.accuracy.mean:.1%}"
+    utility = point.utility
+    if utility.accuracy is None:
+        return "not trained"
+    return f"{utility.accuracy.mean:.1%}" + ("" if utility.learnt else " (chance)")
 
 
 def _interval(interval: Interval | None, digits: int = 1) -> str:

@@ -11,6 +11,7 @@ from fedseal.core.files import write_atomically
 from fedseal.report import words
 from fedseal.report.curves import HEIGHT, HUES, MOST_CLASSES, WIDTH, curve_chart, partition_chart
 from fedseal.report.html import template_environment
+from fedseal.report.training_machine import training_files
 from fedseal.training.run import TrainingRun
 
 
@@ -35,7 +36,9 @@ def render_training_html(run: TrainingRun) -> str:
 
 
 def write_training_report(run: TrainingRun, directory: Path) -> Path:
-    """Write `training.html` into `directory` and return its path."""
+    """Write `training.html`, `.json`, `.csv` and `rounds.csv` into `directory`; return the page's path."""
+    for name, text in training_files(run).items():
+        write_atomically(directory / name, text)
     path = directory / "training.html"
     write_atomically(path, render_training_html(run))
     return path

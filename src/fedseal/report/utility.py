@@ -6,16 +6,18 @@ from fedseal.metrics.intervals import Interval
 from fedseal.report import words
 from fedseal.training.run import TrainingRun, Utility
 
-_MOST_POINTS = 11
+_MOST_POINTS, _MOST_CLASSES = 11, 20
 _HEAD = (
-    "| defence | accuracy | PMM | rounds to target | upload per client and round | s per round | epsilon | "
-    "uploads refused |\n" + "|---" * 8 + "|\n"
+    "| defence | accuracy | AUC | PMM | rounds to target | upload per client and round | s per round | epsilon | "
+    "uploads refused |\n" + "|---" * 9 + "|\n"
 )
 
 
 def render_utility(run: TrainingRun) -> str:
     """Return the document."""
-    return "\n".join([_setting(run), _HEAD + "\n".join(_row(run, one) for one in run.utilities), "", _curves(run)])
+    table = _HEAD + "\n".join(_row(run, one) for one in run.utilities)
+    caution = [run.caution, ""] if run.caution else []
+    return "\n".join([_setting(run), *caution, table, "", _curves(run), _classes(run)])
 
 
 def _setting(run: TrainingRun) -> str:
@@ -47,9 +49,9 @@ def _setting(run: TrainingRun) -> str:
 
 def _row(run: TrainingRun, one: Utility) -> str:
     if one.accuracy is None:
-        return f"| `{one.defence}` | not trained: {one.refused} |" + " |" * 6
+        return f"| `{one.defence}` | not trained: {one.refused} |" + " |" * 7
     runs = len([t for t in one.trainings if t.history is not None])
-    reached = "never" if one.rounds is None else _interval(one.rounds, 0)
+    reached = words.ABSENT if run.target is None else "never" if one.rounds is None else _interval(one.rounds, 0)
     if one.rounds is not None and one.reached < runs:
         reached += f" ({one.reached} of {runs} runs)"
     percent = Interval(
@@ -58,11 +60,19 @@ def _row(run: TrainingRun, one: Utility) -> str:
         None if one.accuracy.high is None else 100 * one.accuracy.high,
         one.accuracy.n,
     )
+    chance = "" if one.learnt else " (chance)"
     epsilon = "–" if one.epsilon is None else words.significant(one.epsilon)
-    return (
-        f"| `{one.defence}` | {_interval(percent)} % | {_interval(one.pmm)} | {reached} | {words.size(one.bytes_up)} | "
-        f"{words.significant(one.seconds)} | {epsilon} | {one.dropped} |"
-    )
+    figures = [
+        f"{_interval(percent)} %{chance}",
+        _interval(one.auc, 3),
+        _interval(one.pmm),
+        reached,
+        words.size(one.bytes_up),
+        words.significant(one.seconds),
+        epsilon,
+        str(one.dropped),
+    ]
+    return f"| `{one.defence}` | " + " | ".join(figures) + " |"
 
 
 def _curves(run: TrainingRun) -> str:
@@ -77,6 +87,18 @@ def _curves(run: TrainingRun) -> str:
     for one in trained:
         curve = dict(one.curve)
         cells = [f"{100 * curve[number]:.1f}" if number in curve else "" for number in shown]
+        lines.append(f"| `{one.defence}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _classes(run: TrainingRun) -> str:
+    trained = [one for one in run.utilities if one.class_accuracy]
+    if not trained or len(run.classes) > _MOST_CLASSES:
+        return ""
+    lines = ["Accuracy on each class in per cent after the last round, mean over seeds:\n"]
+    lines += ["| defence | " + " | ".join(run.classes) + " |", "|---" * (len(run.classes) + 1) + "|"]
+    for one in trained:
+        cells = [words.ABSENT if share is None else f"{100 * share:.0f}" for share in one.class_accuracy]
         lines.append(f"| `{one.defence}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

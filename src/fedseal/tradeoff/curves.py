@@ -23,8 +23,7 @@ from fedseal.tradeoff.sweeps import Sweep
 from fedseal.training.run import TrainingRun, Utility, open_training
 from fedseal.training.runner import run_training
 
-_SCENARIO_FILE = "tradeoff.json"
-_LEARNT = 1.5
+_SCENARIO_FILE = "scenario.json"
 KEPT_UTILITY = 90.0
 """PMM a defence must keep to be called usable."""
 
@@ -74,11 +73,15 @@ class Curve:
 
     @property
     def best(self) -> Point | None:
-        """The point that leaks least in the worst case among those that keep `KEPT_UTILITY`."""
+        """The point that leaks least in the worst case among those that keep `KEPT_UTILITY` and learnt something.
+
+        Where chance is high, a model that learnt nothing keeps most of the accuracy too.
+        """
         usable = [
             (point.worst.psnr.mean, place, point)
             for place, point in enumerate(self.points)
-            if point.pmm is not None and point.pmm.mean >= KEPT_UTILITY and point.worst and point.worst.psnr
+            if point.pmm is not None and point.pmm.mean >= KEPT_UTILITY and point.utility.learnt
+            if point.worst and point.worst.psnr
         ]
         return min(usable)[2] if usable else None
 
@@ -112,14 +115,13 @@ class Tradeoff:
 
     @property
     def caution(self) -> str:
-        """What makes PMM meaningless here, in a sentence; empty if nothing does."""
-        accuracy, chance = self.undefended.utility.accuracy, self.training.chance
-        if accuracy is None or accuracy.mean >= _LEARNT * chance:
-            return ""
-        return (
-            f"The undefended model has learnt nothing yet ({accuracy.mean:.1%}; always giving the most frequent answer "
-            f"scores {chance:.1%}), so the accuracy kept says nothing: train for more rounds."
-        )
+        """Why nothing is recommended, in a sentence; empty if something can be."""
+        return self.training.caution
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Every point once, undefended first."""
+        return (self.undefended, *(point for curve in self.curves for point in curve.points))
 
     @property
     def chance_psnr(self) -> float | None:
@@ -164,6 +166,11 @@ def run_tradeoff(
     return open_tradeoff(place)
 
 
+def holds_tradeoff(directory: PathText) -> bool:
+    """Return whether a directory holds one."""
+    return (Path(directory) / _SCENARIO_FILE).is_file()
+
+
 def open_tradeoff(directory: PathText) -> Tradeoff:
     """Read the trade-off in a directory, as `fedseal.tradeoff` returned it.
 
@@ -175,7 +182,7 @@ def open_tradeoff(directory: PathText) -> Tradeoff:
     """
     directory = Path(directory)
     path = directory / _SCENARIO_FILE
-    if not path.is_file():
+    if not holds_tradeoff(directory):
         raise InputError(f"{directory} holds no trade-off.", hint="Run `fedseal tradeoff --out` with it first.")
     scenario = TradeoffScenario.model_validate_json(path.read_text(encoding="utf-8"))
     training, audit = open_training(directory / "training"), open_run(directory / "audit")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedseal.core.errors import UsageError
 from fedseal.core.files import PathText
 from fedseal.federation.simulation import History
 from fedseal.metrics.intervals import Interval, mean_interval
-from fedseal.metrics.utility import pmm_over_seeds, reached_target
+from fedseal.metrics.utility import has_learnt, pmm_over_seeds, reached_target
 from fedseal.store.database import Store
 from fedseal.store.frames import make_frame
 from fedseal.training.scenario import TrainingScenario
@@ -50,7 +51,10 @@ class Utility:
         trainings: one per seed that was trained.
         refused: why it was not.
         accuracy: of the last measurement.
-        pmm: against the undefended twins, in per cent.
+        pmm: against the undefended twins, in per cent; None where these have learnt nothing.
+        learnt: whether the accuracy is more than chance (`has_learnt`).
+        auc: area under the ROC curve, of the last measurement; None where it is not defined.
+        class_accuracy: of the last measurement, mean over the seeds; None for a class the test set has none of.
         rounds: to the target, over the runs that reach it.
         reached: how many runs do.
         bytes_up: per client and round.
@@ -70,6 +74,9 @@ class Utility:
     seconds: float | None = None
     epsilon: float | None = None
     dropped: int = 0
+    learnt: bool = False
+    auc: Interval | None = None
+    class_accuracy: tuple[float | None, ...] = ()
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -117,11 +124,26 @@ class TrainingRun:
 
     @cached_property
     def target(self) -> float | None:
-        """The accuracy whose rounds are counted: the scenario's, or a share of the undefended twins' mean."""
+        """The accuracy whose rounds are counted: the scenario's, or a share of the undefended twins' mean.
+
+        None where that share is no more than chance: who reaches it need not have learnt anything.
+        """
         if self.scenario.target_accuracy is not None:
             return self.scenario.target_accuracy
-        plain = self._histories("none")
-        return _TARGET_SHARE * sum(h.accuracy for h in plain.values()) / len(plain) if plain else None
+        plain = self._undefended
+        return _TARGET_SHARE * plain if plain is not None and _TARGET_SHARE * plain > self.chance else None
+
+    @property
+    def caution(self) -> str:
+        """Why nothing can be said about the accuracy kept, in a sentence; empty if it can."""
+        plain = self._undefended
+        if plain is None or has_learnt(plain, self.chance, self.test_images):
+            return ""
+        return (
+            f"The undefended federation has learnt nothing ({plain:.1%} on {self.test_images} test images; always "
+            f"giving the most frequent answer scores {self.chance:.1%}). So nothing can be said about the accuracy a "
+            "defence keeps, and none is recommended. Train for more rounds, or check learning rate and data."
+        )
 
     @cached_property
     def utilities(self) -> tuple[Utility, ...]:
@@ -131,7 +153,8 @@ class TrainingRun:
     def frame(self) -> DataFrame:
         """Return the rounds as a pandas frame (extra `frames`): one row per defence, seed and round.
 
-        `clients` and `dropped` are counts; a training that was refused is one row that says why.
+        `clients` and `dropped` are counts, `class_accuracy.NAME` is the accuracy on one class; a training that was
+        refused is one row that says why.
 
         Example:
             >>> import fedseal, tempfile
@@ -140,15 +163,27 @@ class TrainingRun:
             >>> run.frame()[["defence", "seed", "round", "clients"]].values.tolist()
             [['none', 0, 0, 2], ['none', 0, 1, 2]]
         """
+        return make_frame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what `frame` holds as plain rows."""
         rows: list[dict[str, Any]] = []
         for training in self.trainings:
             head = {"defence": training.defence, "seed": training.seed, "refused": training.refused}
             for record in () if training.history is None else training.history.rounds:
                 counts = {"clients": len(record.clients), "dropped": len(record.dropped)}
-                rows.append(head | record.model_dump(exclude={"clients", "dropped"}) | counts)
+                shares = zip(self.classes, record.class_accuracy, strict=False)
+                of_classes = {f"class_accuracy.{name}": share for name, share in shares}
+                plain = record.model_dump(exclude={"clients", "dropped", "class_accuracy"})
+                rows.append(head | plain | counts | of_classes)
             if training.history is None:
                 rows.append(head)
-        return make_frame(rows)
+        return rows
+
+    @cached_property
+    def _undefended(self) -> float | None:
+        plain = self._histories("none")
+        return sum(h.accuracy for h in plain.values()) / len(plain) if plain else None
 
     def _histories(self, defence: str) -> dict[int, History]:
         return {
@@ -164,6 +199,8 @@ class TrainingRun:
         trainings = tuple(t for t in self.trainings if t.defence == defence)
         if not own:
             return Utility(defence, trainings, next((t.refused for t in trainings if t.refused), "not trained yet"))
+        accuracy = mean_interval([history.accuracy for history in own.values()])
+        areas = [history.auc for history in own.values() if history.auc is not None]
         pairs = [(own[seed].accuracy, plain[seed].accuracy) for seed in own if seed in plain]
         answers = sum(len(record.clients) for history in own.values() for record in history.rounds)
         rounds = sum(len(history.rounds) for history in own.values())
@@ -173,16 +210,25 @@ class TrainingRun:
             defence,
             trainings,
             "",
-            mean_interval([history.accuracy for history in own.values()]),
+            accuracy,
             pmm_over_seeds([a for a, _ in pairs], [b for _, b in pairs])
-            if pairs and all(b for _, b in pairs)
+            if pairs and all(b for _, b in pairs) and not self.caution
             else None,
             *reached,
             sum(history.bytes_up for history in own.values()) / answers if answers else None,
             sum(history.seconds for history in own.values()) / rounds,
             max(epsilons, default=None),
             sum(d.reason != "did not answer" for history in own.values() for _, d in history.dropped),
+            has_learnt(accuracy.mean, self.chance, self.test_images),
+            mean_interval(areas) if areas else None,
+            _means([history.class_accuracy for history in own.values()]),
         )
+
+
+def _means(rows: list[tuple[float | None, ...]]) -> tuple[float | None, ...]:
+    """Return the means of columns, of what is not None in them."""
+    columns = [[value for value in column if value is not None] for column in zip(*rows, strict=False)]
+    return tuple(fmean(column) if column else None for column in columns)
 
 
 def open_training(directory: PathText) -> TrainingRun:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.devices import find_device
-from fedseal.core.errors import InputError
+from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Spec, parse_spec
 from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
@@ -69,6 +69,13 @@ def build_federation(
         )
     dealt = partition(train, scenario.partition, scenario.clients, seed)
     counts = torch.bincount(test.labels, minlength=len(train.classes))
+    chance = float(counts.max() / counts.sum())
+    if scenario.target_accuracy is not None and scenario.target_accuracy <= chance:
+        raise UsageError(
+            f"a target accuracy of {scenario.target_accuracy:.1%} is no more than chance: always giving the most "
+            f"frequent answer scores {chance:.1%} on the test set.",
+            hint="Raise `target_accuracy`, or leave it out: it is 90 % of the undefended accuracy then.",
+        )
     return Federation(
         scenario.federation.model_copy(update={"seed": seed}),
         model.to(where),
@@ -76,7 +83,7 @@ def build_federation(
         dealt.datasets(train),
         test.batch(),
         train,
-        float(counts.max() / counts.sum()),
+        chance,
         train.normalisation if scenario.normalise else IDENTITY,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,9 +12,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.federation.loss import training_loss
+from fedseal.metrics.classification import class_accuracies, macro_auc
 
 CHUNK = 500
 """Images per forward pass; with batch statistics, also the images they are of."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model was worth on a test set.
+
+    Attributes:
+        accuracy: share of right answers.
+        loss: mean over the images.
+        auc: area under the ROC curve, mean of one class against the rest; None where it is not defined.
+        class_accuracy: share of right answers for each class; None for a class without images, empty without classes.
+    """
+
+    accuracy: float
+    loss: float
+    auc: float | None
+    class_accuracy: tuple[float | None, ...]
 
 
 def evaluate(
@@ -23,8 +42,8 @@ def evaluate(
     *,
     batch_statistics: bool = False,
     loss: str = CROSS_ENTROPY,
-) -> tuple[float, float]:
-    """Return accuracy and mean loss of a model on a test set.
+) -> Measured:
+    """Return accuracy, in all and per class, mean loss and AUC of a model on a test set.
 
     Args:
         model: not changed.
@@ -43,11 +62,19 @@ def evaluate(
             if isinstance(module, _BatchNorm):
                 module.train()
     right, total = 0.0, 0.0
+    answers, hits = [], []
     with torch.no_grad():
         for images, labels in zip(torch.split(test.inputs, CHUNK), torch.split(test.labels, CHUNK), strict=True):
             logits = measured(normalisation(images))
-            right += float(measure.right(logits, labels).sum())
+            hits.append(measure.right(logits, labels))
+            answers.append(logits)
+            right += float(hits[-1].sum())
             total += float(measure(logits, labels, "mean")) * len(labels)
     for module, training in modes:
         module.training = training
-    return right / len(test), total / len(test)
+    accuracy, mean = right / len(test), total / len(test)
+    if test.labels.ndim != 1 or test.labels.is_floating_point():  # several labels or values: there are no classes
+        return Measured(accuracy, mean, None, ())
+    logits = torch.cat(answers)
+    classes = class_accuracies(torch.cat(hits).bool(), test.labels, max(2, logits[0].numel()))
+    return Measured(accuracy, mean, macro_auc(logits, test.labels), classes)

@@ -27,6 +27,8 @@ class RoundRecord(_Record):
         seconds: of training, coding and averaging; measuring the model is not part of it.
         hook_seconds: of that, in hooks of the defence.
         accuracy, loss: of the global model after the round, on the test set; None where it was not measured.
+        auc: area under the ROC curve, mean of one class against the rest, as `accuracy`.
+        class_accuracy: for each class, None where the test set has none of it; empty where it was not measured.
         epsilon: the largest the accountants of the round's clients state, where the model was measured.
     """
 
@@ -39,6 +41,8 @@ class RoundRecord(_Record):
     hook_seconds: float = 0.0
     accuracy: float | None = None
     loss: float | None = None
+    auc: float | None = None
+    class_accuracy: tuple[float | None, ...] = ()
     epsilon: float | None = None
 
 
@@ -66,6 +70,16 @@ class History(_Record):
     def accuracy(self) -> float:
         """The last measured accuracy."""
         return self.curve[-1][1]
+
+    @property
+    def auc(self) -> float | None:
+        """The last one measured."""
+        return next((record.auc for record in reversed(self.rounds) if record.accuracy is not None), None)
+
+    @property
+    def class_accuracy(self) -> tuple[float | None, ...]:
+        """The last ones measured; empty if none were."""
+        return next((record.class_accuracy for record in reversed(self.rounds) if record.class_accuracy), ())
 
     @property
     def bytes_up(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from fedseal.federation.cohort.vectorised import can_vectorise, pays, train_toge
 from fedseal.federation.sampling import drops_out, local_indices, sample_clients
 from fedseal.federation.server import ServerOptimiser
 from fedseal.federation.simulation.config import FederationConfig
-from fedseal.federation.simulation.evaluation import evaluate
+from fedseal.federation.simulation.evaluation import Measured, evaluate
 from fedseal.federation.simulation.history import DroppedClient, History, RoundRecord
 from fedseal.federation.simulation.listener import RoundListener, SeenUpload
 
@@ -185,8 +185,8 @@ class Federation:
             train=train_together if vectorised else self._one_by_one(workers, example),
             weighting=config.weighting,
         )
-        accuracy, loss = self._measure(None)
-        self.history = History(initial_accuracy=accuracy, initial_loss=loss, vectorised=vectorised)
+        start = self._measure(None)
+        self.history = History(initial_accuracy=start.accuracy, initial_loss=start.loss, vectorised=vectorised)
 
     def _client(self, index: int, data: ClientData) -> Client:
         shape, seed = self._shapes[index], self._config.seed
@@ -225,10 +225,8 @@ class Federation:
             hook_seconds=done.hook_seconds,
         )
         if (number + 1) % config.evaluate_every == 0 or number + 1 == config.rounds:
-            accuracy, loss = self._measure(done.indices[0] if done.indices else None)
-            record = record.model_copy(
-                update={"accuracy": accuracy, "loss": loss, "epsilon": self._epsilon(done.indices)}
-            )
+            measured = asdict(self._measure(done.indices[0] if done.indices else None))
+            record = record.model_copy(update={**measured, "epsilon": self._epsilon(done.indices)})
         self.history = self.history.after(record)
         return record
 
@@ -255,8 +253,8 @@ class Federation:
         stated = self.cohort.defences[indices[0]].report().bytes_down if indices else None
         return self._dense if stated is None else stated
 
-    def _measure(self, client: int | None) -> tuple[float, float]:
-        """Return accuracy and loss of the global model, used as that client would where that differs."""
+    def _measure(self, client: int | None) -> Measured:
+        """Return what the global model is worth, used as that client would where that differs."""
         model = self.model if client is None else self.cohort.defences[client].own_model(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self._config.seed, "evaluate"))
