@@ -307,3 +307,38 @@ def test_private_releases_are_proven_and_read_back(tmp_path: Path):
     rows = {row.defence: row for row in run.verdict().rows}
     assert (rows[strong].level, rows[strong].worst and rows[strong].worst.decided) in ((RiskLevel.LOW, "proven"),)
     assert rows["topk"].proven is None
+
+
+def test_every_seed_of_the_weights_is_attacked_on_the_same_batches(tmp_path: Path):
+    scenario = Scenario(
+        data="faces:size=8", attacks="ig:iterations=2", targets=2, readings=1, weight_seeds=(3, 4, 5), name="several"
+    )
+    run = run_audit([scenario], tmp_path / "all")
+    assert [(r.weight_seed, r.target) for r in run.records] == [(s, t) for s in (3, 4, 5) for t in (0, 1)]
+    assert len({r.psnr for r in run.records}) == 6
+    assert [r.weight_seed for r in run.readings] == [3, 4, 5]
+    firsts = [run.images(r)[0] for r in run.records if r.target == 0]
+    assert all(torch.equal(firsts[0], other) for other in firsts)
+    (cell,) = run.verdict().cells
+    assert cell.psnr is not None
+    assert (cell.psnr.n, cell.psnr.is_degenerate) == (3, False)
+    alone = run_audit([scenario.model_copy(update={"weight_seeds": (4,)})], tmp_path / "alone")
+    assert [r.key for r in alone.records] == [r.key for r in run.records if r.weight_seed == 4]
+    assert "several: weights of seed 5 (SHA-256)" in run.environment
+
+
+def test_seeds_that_give_the_same_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "fixed_weights.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scenario = Scenario(data="faces:size=8", model="fixed_weights:net", weight_seeds=(0, 1), targets=1)
+    with pytest.raises(UsageError, match="weight seeds 0 and 1 give fixed_weights:net the same weights"):
+        run_audit([scenario], tmp_path / "run")
+    with pytest.raises(ValueError, match="weight_seeds must differ"):
+        Scenario(weight_seeds=(1, 1))
+    with pytest.raises(ValueError, match="a checkpoint has the weights"):
+        Scenario(weight_seeds=(1, 2), stage={"checkpoint": "there"})

@@ -231,10 +231,12 @@ def test_a_victim_among_too_few_still_fails_a_limit():
 
 
 def test_weight_seeds_are_a_level_of_their_own():
-    seeds = [r.model_copy(update={"weight_seed": s}) for s in range(3) for r in around(25.0, n=4)]
-    found = only(seeds)
-    assert found.psnr is not None
-    assert (found.psnr.n, found.psnr.low) == (3, None)
+    seeds = [r.model_copy(update={"weight_seed": s}) for s in range(3) for r in around(25.0 + s, n=4)]
+    found, pooled = only(seeds).psnr, only(around(26.0, n=12)).psnr
+    assert found is not None
+    assert pooled is not None
+    assert (found.n, pooled.n) == (3, 12)
+    assert (found.high or 0) - (found.low or 0) > 4 * ((pooled.high or 0) - (pooled.low or 0))
 
 
 def test_images_are_averaged_within_their_batch_first():

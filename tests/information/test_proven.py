@@ -14,8 +14,8 @@ from fedseal.core.privacy import PrivateRelease
 from fedseal.data.registry import DATASETS
 from fedseal.defences.accounting import composed_epsilon
 from fedseal.defences.pipeline import build_defence
-from fedseal.information.proportions import lower_limit, upper_limit
 from fedseal.information.proven import advantage, best_guess, prove, success_bound
+from fedseal.metrics.shares import lower_limit, upper_limit
 
 
 def gaussian(multiplier: float, **more: float) -> PrivateRelease:

@@ -8,16 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import beta, binomtest
 
 from fedseal.core.errors import InputError
 from fedseal.metrics.intervals import (
     FEWEST,
     Interval,
-    clustered_share,
     mean_interval,
     nested_mean,
-    share_interval,
 )
 
 DRAWS = 2000
@@ -25,6 +22,7 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 LAWS: dict[str, tuple[Draw, float]] = {
     "normal": (lambda r, s: r.normal(size=s), 0.0),
     "skewed": (lambda r, s: r.lognormal(0, 0.5, size=s), math.exp(0.125)),
+    "exponential": (lambda r, s: r.exponential(size=s), 1.0),
     "bimodal": (lambda r, s: r.normal(size=s) + 3 * (r.random(s) < 0.5), 1.5),
 }
 
@@ -61,10 +59,25 @@ def test_nested_groups_cover_where_pooled_ones_would_not():
     assert covered[1] < 0.75
 
 
-def test_one_group_is_its_values_and_three_groups_are_too_few():
+def test_one_group_is_its_values_and_two_groups_have_students_interval():
     values = [1.0, 5.0, 2.0, 8.0, 3.0]
     assert nested_mean([values]) == mean_interval(values)
-    assert nested_mean([values, values, values]).is_degenerate
+    found = nested_mean([[1.0, 3.0], [4.0, 8.0]])
+    assert (found.mean, found.n) == (4.0, 2)
+    assert found.low == pytest.approx(4 - 12.7062 * 2)
+    assert nested_mean([[1.0], [2.0], [3.0]]).is_degenerate
+    assert nested_mean([[], values]) == mean_interval(values)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 4, 8])
+def test_seeds_that_differ_more_than_their_batches_are_covered(seeds: int):
+    source = np.random.default_rng(seeds)
+    inside = []
+    for _ in range(DRAWS):
+        groups = source.normal(size=(seeds, 1)) + 0.5 * (source.exponential(size=(seeds, 4)) - 1)
+        found = nested_mean(groups.tolist())
+        inside.append(found.low <= 0 <= found.high)  # type: ignore[operator]
+    assert 0.93 - 0.01 <= np.mean(inside) <= 0.97 + 0.01
 
 
 def test_the_seed_decides_what_is_drawn_and_few_values_are_enumerated():
@@ -103,29 +116,6 @@ def test_equal_values_give_a_point_and_tied_ones_a_finite_interval():
     assert -400 < tied.low < 77 < tied.high < 400
 
 
-def test_shares_are_clopper_and_pearsons():
-    for k, n in ((0, 8), (3, 8), (8, 8), (50, 200)):
-        ours, theirs = share_interval(k, n), binomtest(k, n).proportion_ci()
-        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
-    assert share_interval(7, 8).low == pytest.approx(beta.ppf(0.025, 7, 2))
-
-
-def test_members_of_a_batch_are_not_independent_tries():
-    alone = clustered_share([[1.0], [0.0]] * 8)
-    together = clustered_share([[1.0] * 8, [0.0] * 8])
-    spread = clustered_share([[1.0, 0.0]] * 8)
-    assert alone.mean == together.mean == spread.mean == 0.5
-    assert (together.high or 0) - (together.low or 0) > 0.9
-    assert (alone.high or 0) - (alone.low or 0) == pytest.approx(0.5, abs=0.06)
-    assert clustered_share([[1.0] * 64] * 4).low == pytest.approx(share_interval(4, 4).low)
-    source = np.random.default_rng(0)
-    inside = []
-    for shares in source.beta(0.9, 2.1, size=(1000, 12)):
-        found = clustered_share(source.binomial(1, shares[:, None], size=(12, 8)).tolist())
-        inside.append((found.low or 0) <= 0.3 <= (found.high or 0))
-    assert 0.92 <= np.mean(inside) <= 0.98
-
-
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf], [[1.0, 2.0]]])
 def test_what_has_no_mean_is_refused(values: list[float]):
     with pytest.raises(InputError):
@@ -136,13 +126,3 @@ def test_what_has_no_mean_is_refused(values: list[float]):
 def test_nonsense_levels_are_refused(level: float):
     with pytest.raises(InputError, match="level"):
         mean_interval([1.0, 2.0], level=level)
-    with pytest.raises(InputError, match="share"):
-        share_interval(1, 2, level=level)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(-1, 4), (5, 4), (0, 0)])
-def test_impossible_shares_are_refused(successes: int, n: int):
-    with pytest.raises(InputError, match="successes"):
-        share_interval(successes, n)
-    with pytest.raises(InputError, match="batch"):
-        clustered_share([])

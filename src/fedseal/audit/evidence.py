@@ -8,8 +8,9 @@ from statistics import fmean
 
 from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel, level_of
 from fedseal.metrics.baselines import ATTAINABLE, WINSOR_DB, attainable, winsorised
-from fedseal.metrics.intervals import FEWEST, Interval, clustered_share, nested_mean
+from fedseal.metrics.intervals import FEWEST, Interval, nested_mean
 from fedseal.metrics.picked import Picked, Placed, picked
+from fedseal.metrics.shares import clustered_share, effective_tries, lower_limit
 from fedseal.store.records import TrialRecord
 
 VICTIM_MARGIN_DB = 1.0
@@ -18,6 +19,9 @@ to be the closest of all, so that any of n originals beats all n (N - 1) strange
 
 ORACLE_MARGIN_DB = 3.0
 """How far above every guess, also those that look at the original, where strangers are too few to compare with."""
+
+LABEL_ALPHA = 0.01
+"""Family-wise significance of labels that are read better than guessed, over all attacks on a defence."""
 
 FAILED_DB = 3.0
 """An attack this far below a guess, all of its interval, has failed: that is no sign of safety."""
@@ -75,15 +79,18 @@ class Labels:
     Attributes:
         accuracy: share of labels right, with its interval.
         chance: accuracy expected of a guess by public class frequencies.
+        least: exact lower limit of the accuracy, at `LABEL_ALPHA` over all attacks on the defence; None where there are
+            fewer than four batches.
     """
 
     accuracy: Interval
     chance: float
+    least: float | None
 
     @property
     def leaked(self) -> bool:
         """Whether labels are reliably better recovered than guessed, over at least four batches."""
-        return self.accuracy.low is not None and self.accuracy.low > self.chance
+        return self.least is not None and self.least > self.chance
 
 
 def by_seed(records: Sequence[TrialRecord], values: Iterable[Sequence[float]], seed: int) -> Interval:
@@ -152,13 +159,16 @@ def _places(record: TrialRecord, name: str) -> list[Placed]:
     return [Placed(*place) for place in zip(record.ranks[name], record.line_up, record.twins, strict=True)]
 
 
-def recovered_labels(done: Sequence[TrialRecord]) -> Labels | None:
-    """Read the labels; None where the attacker was given them, or nobody looked."""
+def recovered_labels(done: Sequence[TrialRecord], cells: int = 1) -> Labels | None:
+    """Read the labels in one of several cells of a defence; None where the attacker had them, or nobody looked."""
     known = [(r.label_accuracy, r.label_chance, len(r.psnr)) for r in done]
     pairs = [(accuracy, chance, n) for accuracy, chance, n in known if accuracy is not None and chance is not None]
     if len(pairs) < len(known) or not pairs:
         return None
-    share = clustered_share([[1.0] * round(a * n) + [0.0] * (n - round(a * n)) for a, _, n in pairs])
+    chance = fmean(chance for _, chance, _ in pairs)
+    groups = [[1.0] * round(a * n) + [0.0] * (n - round(a * n)) for a, _, n in pairs]
+    accuracy = clustered_share(groups)
     if len(pairs) < FEWEST:
-        share = Interval(share.mean, None, None, share.n)
-    return Labels(share, fmean(chance for _, chance, _ in pairs))
+        return Labels(Interval(accuracy.mean, None, None, accuracy.n), chance, None)
+    share, effective = effective_tries(groups)
+    return Labels(accuracy, chance, lower_limit(min(share * effective, effective), effective, 1 - LABEL_ALPHA / cells))

@@ -113,6 +113,7 @@ def base_identity(setup: Setup) -> str:
         "metrics",
         "targets",
         "readings",
+        "weight_seeds",
     }
     settings = scenario.model_dump(mode="json", exclude=named_otherwise)
     settings["attacker"].pop("aware")

@@ -47,11 +47,11 @@ def prepare(
     """
     check_names(scenario)
     listener = watcher or Watcher()
-    setup = build_setup(scenario, data_root=data_root, device=device)
     books, done = library(), {}
-    for wanted_by, wanted in _declared(setup, listener):
-        if wanted.identity not in done:
-            done[wanted.identity] = _ready(books, wanted_by, wanted, listener)
+    for own in scenario.by_weights():
+        for wanted_by, wanted in _declared(build_setup(own, data_root=data_root, device=device), listener):
+            if wanted.identity not in done:
+                done[wanted.identity] = _ready(books, wanted_by, wanted, listener)
     if not done:
         raise UsageError(
             "nothing in this scenario is prepared beforehand.",

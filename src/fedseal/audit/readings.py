@@ -86,6 +86,7 @@ class Reader:
             scenario=self._setup.scenario.name,
             defence=job.defence,
             target=job.target,
+            weight_seed=self._setup.scenario.weight_seed,
             sigma_for=sigma,
             **found,
         )

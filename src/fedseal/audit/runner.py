@@ -68,12 +68,15 @@ def run_audit(
     root = None if data_root is None else Path(data_root)
     _check_scenarios(scenarios)
     stages = Path(directory) / "stages"
-    setups = [build_setup(scenario, data_root=root, device=device, stages=stages) for scenario in scenarios]
+    played = tuple(own for scenario in scenarios for own in scenario.by_weights())
+    setups = [build_setup(scenario, data_root=root, device=device, stages=stages) for scenario in played]
+    _check_weights(setups)
     plans = [plan_jobs(setup) for setup in setups]
     readings = [plan_readings(setup) for setup in setups]
     for setup in setups:
         _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
-    findings = {setup.scenario.name: examine(setup) for setup in setups}
+    firsts = {setup.scenario.name: setup for setup in reversed(setups)}
+    findings = {scenario.name: examine(firsts[scenario.name]) for scenario in scenarios}
     with Store(Path(directory), writable=True) as store:
         plan = [
             (setup.scenario.name, trial.key)
@@ -108,7 +111,7 @@ def run_audit(
             _train_stage(setups[index], spec, watcher, workers)
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
-        make_work = partial(_make_work, tuple(scenarios), weights, root, device, stages)
+        make_work = partial(_make_work, played, weights, root, device, stages)
 
         def handle(event: Event) -> None:
             task = Task(tasks[event.index][1].title, key=str(event.index))
@@ -125,7 +128,7 @@ def run_audit(
                     watcher.finished(task, len(event.result))
 
         engine.run(make_work, tasks, handle)
-        proofs = {setup.scenario.name: prove_defences(setup) for setup in setups}
+        proofs = {name: prove_defences(setup) for name, setup in firsts.items()}
         told = {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}
         store.set_meta({"proofs": told, "ended": _now() if tasks or not before.get("ended") else before["ended"]})
         return load_run(store)
@@ -178,6 +181,19 @@ def _check_scenarios(scenarios: Sequence[Scenario]) -> None:
         raise UsageError(f"scenario names must differ, got {', '.join(names)}.", hint="Set `name:` in each file.")
     for scenario in scenarios:
         check_names(scenario)
+
+
+def _check_weights(setups: Sequence[Setup]) -> None:
+    """Refuse seeds of weights that give the same weights: what is attacked twice is not shown twice."""
+    seen: dict[tuple[str, str], int] = {}
+    for setup in setups:
+        seed = setup.scenario.weight_seed
+        other = seen.setdefault((setup.scenario.name, setup.weights_hash), seed)
+        if other != seed:
+            raise UsageError(
+                f"weight seeds {other} and {seed} give {setup.scenario.model} the same weights.",
+                hint="Leave weight_seeds out for a model that brings its weights along.",
+            )
 
 
 def _make_work(
@@ -254,9 +270,11 @@ def _environment(setups: Sequence[Setup]) -> dict[str, str]:
     }
     for setup in setups:
         environment |= measures_of(setup.public.modality).describe()
-        environment[f"{setup.scenario.name}: seed"] = str(setup.scenario.seed)
-        environment[f"{setup.scenario.name}: data (SHA-256)"] = setup.data_hash
-        environment[f"{setup.scenario.name}: weights (SHA-256)"] = setup.weights_hash
+        scenario = setup.scenario
+        environment[f"{scenario.name}: seed"] = str(scenario.seed)
+        environment[f"{scenario.name}: data (SHA-256)"] = setup.data_hash
+        which = f" of seed {scenario.weight_seed}" if scenario.weight_seeds else ""
+        environment[f"{scenario.name}: weights{which} (SHA-256)"] = setup.weights_hash
         if setup.staging is not None:
             environment[f"{setup.scenario.name}: attacked round"] = setup.staging.describe()
     return environment

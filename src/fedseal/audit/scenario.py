@@ -162,6 +162,8 @@ class Scenario(_Config):
         iterations: optimisation steps per start, or None for each attack's own.
         restarts: random starts, or None for each attack's own.
         seed: determines split, weights, targets, noise and attack.
+        weight_seeds: of the initial weights, if they are not to be drawn from `seed`: the same batches are attacked
+            under each of them, and intervals are over seeds.
     """
 
     name: PlainName = "audit"
@@ -182,6 +184,24 @@ class Scenario(_Config):
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)
     seed: int = 0
+    weight_seeds: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _weights_differ(self) -> Self:
+        if len(set(self.weight_seeds)) != len(self.weight_seeds):
+            raise ValueError("weight_seeds must differ from each other")
+        if self.weight_seeds and self.stage is not None and self.stage.checkpoint is not None:
+            raise ValueError("weight_seeds mean nothing where a checkpoint has the weights; leave them out")
+        return self
+
+    @property
+    def weight_seed(self) -> int:
+        """The seed of the initial weights, of the first ones if there are several."""
+        return self.weight_seeds[0] if self.weight_seeds else self.seed
+
+    def by_weights(self) -> tuple[Scenario, ...]:
+        """Return the scenario once for every seed of the weights, under the same name."""
+        return tuple(self.model_copy(update={"weight_seeds": (seed,)}) for seed in self.weight_seeds) or (self,)
 
     @model_validator(mode="after")
     def _known_control(self) -> Self:

@@ -242,7 +242,7 @@ def build_setup(
         dataset = DATASETS.build(scenario.data, data_root=data_root)
         content = hash_tensors({"images": dataset.images, "labels": dataset.labels})
         config = _round_config(scenario, dataset)
-        model = fitting_model(scenario.model, dataset, scenario.loss, scenario.seed)
+        model = fitting_model(scenario.model, dataset, scenario.loss, scenario.weight_seed)
         dataset = with_targets(dataset, model, scenario.loss)
         private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)
         public = rest.batch(torch.arange(min(len(rest), granted)))

@@ -105,7 +105,7 @@ class TrialRunner:
             index,
             **measured.fields,
             label_chance=self._label_chance(len(target.originals)),
-            weight_seed=scenario.seed,
+            weight_seed=scenario.weight_seed,
             objective=reconstruction.objective,
             trace=reconstruction.trace,
             seconds=reconstruction.seconds,

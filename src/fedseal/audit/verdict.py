@@ -151,7 +151,7 @@ def _measure(cell: Cell, together: int, seed: int) -> Cell:
         chance=against_chance(done, seed),
         victims=worst_victims(done),
         picked=singled_out(done, together),
-        labels=recovered_labels(done),
+        labels=recovered_labels(done, together),
     )
     return replace(measured, leaks=tuple(_leaks(measured)))
 

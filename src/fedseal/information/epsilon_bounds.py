@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from scipy.stats import beta, binom
 
 from fedseal.core.errors import InputError
-from fedseal.information.proportions import lower_limit, upper_limit
+from fedseal.metrics.shares import lower_limit, upper_limit
 
 Scores = NDArray[np.float64]
 _SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)

@@ -28,7 +28,7 @@ from fedseal.core.errors import InputError
 from fedseal.core.privacy import PrivacyUnit, PrivateRelease
 from fedseal.core.seeds import generator
 from fedseal.defences.accounting import Accountant, composed_epsilon, release_epsilon
-from fedseal.information.proportions import upper_limit
+from fedseal.metrics.shares import upper_limit
 
 LEVELS_DB = (10.0, 15.0, 20.0)
 """Where FedLeak's risk levels begin."""

@@ -1,11 +1,11 @@
-"""Confidence intervals that cover what they say: bootstrap-t for means, Clopper-Pearson for shares.
+"""Confidence intervals of means that cover what they say: bootstrap-t.
 
 The percentile bootstrap over n trial means covers .80 / .88 / .92 at n = 4 / 8 / 16 for a nominal .95, Student's t .88
 on skewed values at n = 4. The bootstrap-t (Efron 1981; Hall 1988) takes the quantiles of the studentised mean from the
 sample itself; tests/metrics/test_intervals.py holds its coverage between .93 and .97 for normal, skewed and overlapping
 bimodal values at n = 4, 8 and 16. Two modes far apart are beyond any method at n = 4: with probability 1/8 all four
 values come from one of them (coverage about .89; above .97 from n = 8 on). Below four values there is no interval at
-all. Clopper-Pearson never covers less than it says; at small n it covers more, as shares come in steps.
+all. Shares are `fedseal.metrics.shares`'.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations_with_replacement
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TypeAlias
 
 import numpy as np
@@ -99,51 +99,24 @@ def nested_mean(groups: Sequence[Sequence[float]], *, level: float = 0.95, seed:
     """Return the mean of values in groups, such as batches under each of several weight seeds.
 
     Batches of one set of weights share what is particular to it, so with several groups their means are the independent
-    values; with one, its values are, and the interval speaks of these weights alone.
+    values; with one, its values are, and the interval speaks of these weights alone. Two or three means have Student's
+    interval, if there are four values in all: a mean of several batches is close to normal, which single values need
+    not be. It is wide, as two or three sets of weights tell little of all others.
+
+    Args:
+        groups: the values of each group; empty ones do not count.
+        level: confidence level, strictly between 0 and 1.
+        seed: of the resampling.
     """
     filled = [group for group in groups if len(group)]
     if len(filled) == 1:
         return mean_interval(filled[0], level=level, seed=seed)
-    return mean_interval([fmean(group) for group in filled], level=level, seed=seed)
-
-
-def share_interval(successes: float, n: float, *, level: float = 0.95) -> Interval:
-    """Return the share `successes / n` with its Clopper-Pearson interval (Biometrika 1934), which never covers less.
-
-    Args:
-        successes: between 0 and `n`.
-        n: independent tries; a fraction is an effective number, see `clustered_share`.
-        level: confidence level, strictly between 0 and 1.
-    """
-    if n <= 0 or not 0 <= successes <= n or not 0 < level < 1:
-        raise InputError(f"a share needs 0 <= successes <= n, n > 0 and 0 < level < 1, got {successes}, {n}, {level}.")
-    tail = (1 - level) / 2
-    low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
-    high = 1.0 if successes == n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))
-    return Interval(successes / n, low, high, math.floor(n), level)
-
-
-def clustered_share(groups: Sequence[Sequence[float]], *, level: float = 0.95) -> Interval:
-    """Return the share of successes in batches, whose members are not independent (Korn and Graubard 1998).
-
-    Clopper-Pearson with the effective number of tries, estimated from the spread between batches and never above the
-    number of members; where all succeed or all fail nothing can be estimated, and only batches count.
-
-    Args:
-        groups: one list per batch, of 0 and 1 or of shares.
-        level: confidence level, strictly between 0 and 1.
-    """
-    sizes = np.asarray([len(group) for group in groups if len(group)], dtype=np.float64)
-    sums = np.asarray([sum(group) for group in groups if len(group)], dtype=np.float64)
-    if not sizes.size:
-        raise InputError("a share needs at least one batch.", hint="If every trial failed, say so instead.")
-    total, share, batches = float(sizes.sum()), float(sums.sum() / sizes.sum()), sizes.size
-    effective = float(batches)
-    if 0 < share < 1 and batches > 1:
-        spread = float(((sums - share * sizes) ** 2).sum()) * batches / (batches - 1) / total**2
-        effective = total if spread <= 0 else min(total, share * (1 - share) / spread)
-    found = share_interval(min(share * effective, effective), effective, level=level)
-    return Interval(share, found.low, found.high, int(total), level)
+    found = mean_interval([fmean(group) for group in filled], level=level, seed=seed)
+    if not found.is_degenerate or sum(map(len, filled)) < FEWEST:
+        return found
+    spread = stdev(fmean(group) for group in filled) / math.sqrt(len(filled))
+    reach = float(special.stdtrit(len(filled) - 1, (1 + level) / 2)) * spread
+    return Interval(found.mean, found.mean - reach, found.mean + reach, found.n, level)
 
 
 def _checked(values: Sequence[float], level: float) -> Floats:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from fedseal.metrics.intervals import Interval, clustered_share
+from fedseal.metrics.intervals import Interval
+from fedseal.metrics.shares import clustered_share
 
 ALPHA = 0.02
 """Family-wise significance: over both tests, all similarities and all attacks on a defence."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedseal.core.errors import InputError
-from fedseal.metrics.intervals import Interval, mean_interval, share_interval
+from fedseal.metrics.intervals import Interval, mean_interval
+from fedseal.metrics.shares import share_interval
 
 RECOVERED_DB = 19.0
 """PSNR above which an image counts as recovered; the authors' code says at least, their text more than."""

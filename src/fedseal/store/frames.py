@@ -29,10 +29,10 @@ def trial_frame(
     """
     if per not in ("image", "trial"):
         raise UsageError(f"a frame has rows per 'image' or per 'trial', not per {per!r}.")
-    known = {(reading.scenario, reading.defence, reading.target): _reading(reading) for reading in readings}
+    known = {(r.scenario, r.defence, r.weight_seed, r.target): _reading(r) for r in readings}
     return make_frame(
         [
-            row | known.get((record.scenario, record.defence, record.target), {})
+            row | known.get((record.scenario, record.defence, record.weight_seed, record.target), {})
             for record in records
             for row in _rows(record, per)
         ]
@@ -61,7 +61,9 @@ def _rows(record: TrialRecord, per: Per) -> Iterator[dict[str, Any]]:
 
 
 def _reading(reading: ReadingRecord) -> dict[str, Any]:
-    columns = _flat(reading.model_dump(exclude={"key", "scenario", "defence", "target", "remarks", "artefact"}))
+    columns = _flat(
+        reading.model_dump(exclude={"key", "scenario", "defence", "target", "weight_seed", "remarks", "artefact"})
+    )
     return {f"reading.{name}": value for name, value in columns}
 
 

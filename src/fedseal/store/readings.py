@@ -15,6 +15,7 @@ class ReadingRecord(BaseModel):
         scenario: name of the set-up.
         defence: spec of the defence pipeline.
         target: index of the batch.
+        weight_seed: of the model's weights.
         sigma_for: standard deviation of Gaussian noise on every entry of this upload that would bring the reading down
             to a level, by the level in dB; only for undefended uploads, None where no noise is needed.
         artefact: file with the `pixel_map` [B, C, H, W], relative to the run's directory.
@@ -26,6 +27,7 @@ class ReadingRecord(BaseModel):
     scenario: str
     defence: str
     target: int
+    weight_seed: int = 0
     psnr_db: float | None
     prior_db: float | None = None
     reason: str = ""
