@@ -1,202 +1,314 @@
-"""Compare `auto` with its single members at equal iterations, on networks untrained and trained.
+"""Compare `auto` with single attacks at equal processor time, on networks untrained and trained.
 
-    python bench/auto.py [--quick] [--data-root DIR] [--networks lenet,lenet-relu] [--batches 1,4] [--iterations 600]
+    python bench/auto.py --data-root DIR [--networks lenet,vit-tiny] [--batches 1,4] [--stages untrained,trained]
+    python bench/auto.py --quick
 
 Each row is one network, batch size and stage; each column an attack: mean PSNR in dB over the targets, and in how many
-the original is first among 200 (fewer where data are few) by correlation. Processor minutes are those of the whole
-cell, shadows and learning included. The table goes to bench/out/auto.md; with `--write` to docs/results/auto.md. Rows
-that bench/out/auto.json holds already are not run again, so that a long run can be cut into pieces.
+the original is first among 200 (fewer where data are few) by correlation. `auto` runs first, its work on shadows and
+its learning included; a search then gets as many iterations as fit into the same processor time, closed forms take what
+they take. The best single attack is the one with the best mean on these very targets, which favours it; the difference
+is paired, target by target, with its interval. The table goes to bench/out/auto.md; with `--write` to
+docs/results/auto.md. Rows that bench/out/auto.json holds already are not run again, so that a long run can be cut into
+pieces.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.setup import Setup, build_setup
+from fedseal.audit.setup import Setup, Target, build_setup
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.errors import FedsealError
+from fedseal.core.files import write_atomically
 from fedseal.core.seeds import derive_seed, generator
+from fedseal.data.dataset import ImageDataset, split_public
+from fedseal.data.places import CACHE_VARIABLE
+from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
+from fedseal.metrics.baselines import mean_image
 from fedseal.metrics.image import psnr
+from fedseal.metrics.intervals import mean_interval
 from fedseal.metrics.matching import hungarian
+from fedseal.preparation import forget
 
 HERE = Path(__file__).resolve().parent
-NETWORKS = {
-    "lenet": "lenet:init=wide-uniform",
-    "lenet-relu": "lenet-relu",
-    "convnet": "convnet",
-    "resnet10": "resnet10:width=64",
-    "vit-tiny": "vit-tiny",
-}
-SINGLE = ("retrieval", "learned", "rgap", "ig", "ig:tv=0.05,schedule=cosine", "fedleak:lr=0.05,tv=1.0")
+CLOSED = ("retrieval", "learned", "rgap")
+SEARCHES = ("ig", "ig:tv=0.05,schedule=cosine")
+SINGLE = (*CLOSED, *SEARCHES)
+_PUBLIC_FRACTION = 0.5
 _STRANGERS = 199
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row's network and what it can be given.
+
+    Attributes:
+        model: spec.
+        iterations: of `auto`, per target, by batch size.
+        public: images the attacker has.
+        steps: of Adam at batch 64 that make it `trained`.
+        rate: its learning rate.
+        targets: attacked.
+    """
+
+    model: str
+    iterations: dict[int, int]
+    public: int
+    steps: int
+    rate: float = 1e-3
+    targets: int = 8
+
+
+NETWORKS = {
+    "lenet": Network("lenet:init=wide-uniform", {1: 200, 4: 200}, 1000, 1500),
+    "lenet-relu": Network("lenet-relu", {1: 200, 4: 200}, 1000, 1500),
+    "vit-tiny": Network("vit-tiny", {1: 60, 4: 40}, 400, 150, targets=4),
+    "resnet10": Network("resnet10:width=64", {1: 24, 4: 16}, 200, 80, targets=4),
+    "convnet": Network("convnet", {1: 24, 4: 16}, 200, 80, targets=4),
+}
 
 
 @dataclass(frozen=True)
 class Options:
     """The command line."""
 
-    networks: tuple[str, ...]
+    networks: dict[str, Network]
     batches: tuple[int, ...]
     stages: tuple[str, ...]
-    iterations: int
-    targets: int
-    public: int
-    steps: int
     data: str
     data_root: Path | None
+    out: Path
     write: bool
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What one attack reached: mean PSNR with its standard error, the share found, processor minutes."""
-
-    psnr: float
-    error: float
-    found: str
-    minutes: float
-
-
 def main() -> None:
-    """Run all rows and write the table."""
+    """Run the rows that are missing and write the table."""
     options = _options()
-    kept = HERE / "out" / "auto.json"
-    rows: dict[str, dict[str, dict[str, object]]] = json.loads(kept.read_text()) if kept.is_file() else {}
+    kept = options.out / "auto.json"
+    rows: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else {}
     console = Console()
-    for network in options.networks:
+    for name, network in options.networks.items():
         for batch in options.batches:
             for stage in options.stages:
-                title = f"{network}, {stage}, b{batch}, {options.iterations} its"
+                title = f"{name}, {stage}, b{batch}"
                 if title not in rows:
-                    rows[title] = {name: vars(cell) for name, cell in _row(network, batch, stage, options).items()}
-                    kept.parent.mkdir(exist_ok=True)
-                    kept.write_text(json.dumps(rows, indent=1))
-                console.print(title, {name: cell["psnr"] for name, cell in rows[title].items()})
-    text = _table(rows, options)
-    target = HERE.parent / "docs" / "results" / "auto.md" if options.write else HERE / "out" / "auto.md"
-    target.write_text(text)
-    console.print(f"written: {target}")
+                    rows[title] = _row(network, batch, stage, options)
+                    options.out.mkdir(exist_ok=True, parents=True)
+                    write_atomically(kept, json.dumps(rows, indent=1).encode())
+                console.print(title, {spec: cell["mean"] for spec, cell in rows[title]["cells"].items()})
+                write_atomically(options.out / "auto.md", _page(rows, options).encode())
+    if options.write:
+        target = HERE.parent / "docs" / "results" / "auto.md"
+        write_atomically(target, _page(rows, options).encode())
+        console.print(f"written: {target}")
 
 
 def _options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small networks, few iterations")
+    parser.add_argument("--quick", action="store_true", help="one small network on embedded digits")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batches", default="1,4")
     parser.add_argument("--stages", default="untrained,trained")
-    parser.add_argument("--iterations", type=int, default=600)
-    parser.add_argument("--targets", type=int, default=8)
-    parser.add_argument("--public", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=1500, help="SGD steps of the trained stage")
-    parser.add_argument("--data", default="")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "out", help="where rows are kept; default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="write docs/results/auto.md")
     given = parser.parse_args()
-    quick = given.quick
+    networks = {name: NETWORKS[name] for name in given.networks.split(",")}
+    if given.quick:
+        networks = {"lenet-relu": Network("lenet-relu", {1: 40}, 100, 50, targets=4)}
     return Options(
-        tuple(("lenet-relu", "lenet") if quick else given.networks.split(",")),
-        (1,) if quick else tuple(map(int, given.batches.split(","))),
+        networks,
+        (1,) if given.quick else tuple(map(int, given.batches.split(","))),
         tuple(given.stages.split(",")),
-        100 if quick else given.iterations,
-        4 if quick else given.targets,
-        400 if quick else given.public,
-        200 if quick else given.steps,
-        given.data or ("cifar10" if given.data_root else "digits"),
+        "cifar10" if given.data_root else "digits",
         given.data_root,
+        given.out,
         given.write,
     )
 
 
-def _row(network: str, batch: int, stage: str, options: Options) -> dict[str, Cell]:
+def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str, Any]:
     scenario = Scenario.model_validate(
         {
             "data": options.data,
-            "model": NETWORKS[network],
-            "public_fraction": 0.5,
+            "model": network.model,
+            "public_fraction": _PUBLIC_FRACTION,
             "client": {"batch_size": batch},
-            "attacker": {"public_images": options.public},
-            "targets": options.targets,
+            "attacker": {"public_images": network.public},
+            "targets": network.targets,
         }
     )
     setup = build_setup(scenario, data_root=options.data_root)
+    accuracy = None
     if stage == "trained":
-        setup = replace(setup, model=_trained(setup, options.steps))
-    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(options.targets)]
-    found = {}
-    for spec in (*SINGLE, "auto"):
+        model, accuracy = _trained(setup, network, options)
+        setup = replace(setup, model=model)
+    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(network.targets)]
+    iterations = network.iterations[batch]
+    cells = {"auto": _attacked(setup, seen, "auto", iterations)}
+    assert cells["auto"] is not None
+    for spec in CLOSED:
+        cells[spec] = _attacked(setup, seen, spec, iterations)
+    for spec in SEARCHES:
+        pilot = _attacked(setup, seen, spec, max(2, iterations // 5))
+        assert pilot is not None
+        affordable = round(cells["auto"]["seconds"] / pilot["seconds"] * max(2, iterations // 5))
+        cells[spec] = _attacked(setup, seen, spec, max(iterations, affordable))
+    found = {spec: cell for spec, cell in cells.items() if cell is not None}
+    best = max((spec for spec in found if spec != "auto"), key=lambda spec: found[spec]["mean"])
+    pairs = zip(found["auto"]["psnr"], found[best]["psnr"], strict=True)
+    guess = [float(psnr(one.originals.images, _mean(setup, one), data_range=1.0).mean()) for one in seen]
+    return {
+        "cells": found,
+        "best": best,
+        "difference": mean_interval([ours - theirs for ours, theirs in pairs]).as_dict(),
+        "guess": round(fmean(guess), 2),
+        "accuracy": accuracy,
+        "targets": network.targets,
+        "public": network.public,
+    }
+
+
+def _mean(setup: Setup, target: Target) -> Tensor:
+    return mean_image(target.originals.images, setup.public)
+
+
+def _attacked(setup: Setup, seen: list[Target], spec: str, iterations: int) -> dict[str, Any] | None:
+    """Attack all targets, with nothing prepared by another attack; None where the attack is refused."""
+    with _nothing_prepared():
+        observations = [one.observation for one in seen]
+        seeds = [derive_seed(0, "attack", target) for target in range(len(seen))]
         started = time.process_time()
-        seeds = [derive_seed(0, "attack", target) for target in range(options.targets)]
         try:
             attack = ATTACKS.build(spec)
-            attack.check(seen[0].observation)
-            answers = attack.run_many([one.observation for one in seen], Budget(options.iterations), seeds)
+            attack.check(observations[0])
+            answers = attack.run_many(observations, Budget(iterations), seeds)
         except FedsealError:
-            continue
-        minutes = (time.process_time() - started) / 60
-        found[spec] = _cell(setup, [one.originals.images for one in seen], [one.images for one in answers], minutes)
-    return found
+            return None
+        seconds = time.process_time() - started
+    pairs = [(one.originals.images, answer.images) for one, answer in zip(seen, answers, strict=True)]
+    matched = [(truth, images[hungarian(truth, images)]) for truth, images in pairs]
+    values = [float(psnr(truth, images, data_range=1.0).mean()) for truth, images in matched]
+    return {
+        "psnr": values,
+        "mean": round(fmean(values), 2),
+        "first": _firsts(setup, matched),
+        "images": sum(len(truth) for truth, _ in matched),
+        "seconds": seconds,
+        "iterations": iterations if spec in {*SEARCHES, "auto"} else None,
+        "notes": sorted({answer.notes[0] for answer in answers if answer.notes}) if spec == "auto" else [],
+    }
 
 
-def _trained(setup: Setup, steps: int) -> nn.Module:
-    """Train the network on the public images by plain SGD, as a round late in a federation would find it."""
-    model, public = setup.model.train(), setup.public
-    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    source = generator(0, "bench-auto")
-    for _ in range(steps):
-        chosen = torch.randint(len(public), (64,), generator=source)
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(public.images[chosen]), public.labels[chosen]).backward()
-        optimiser.step()
-    return model.eval()
-
-
-def _cell(setup: Setup, originals: list[Tensor], images: list[Tensor], minutes: float) -> Cell:
-    matched = [one[hungarian(truth, one)] for truth, one in zip(originals, images, strict=True)]
-    values = [float(psnr(a, b, data_range=1.0).mean()) for a, b in zip(originals, matched, strict=True)]
-    truth, answers = torch.cat(originals), torch.cat(matched)
+def _firsts(setup: Setup, matched: list[tuple[Tensor, Tensor]]) -> int:
+    """Return how many originals correlate with their reconstruction more than every stranger does."""
     last = torch.arange(max(0, len(setup.private) - 2 * _STRANGERS), len(setup.private))
     strangers = setup.private.batch(last).images
     first = 0
-    for own, answer in zip(truth, answers, strict=True):
-        others = strangers[(strangers != own).flatten(1).any(1)][:_STRANGERS]
-        ranked = torch.corrcoef(torch.cat([answer[None], own[None], others]).flatten(1))[0, 1:]
-        first += int(ranked.nan_to_num(-1).argmax()) == 0
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Cell(round(fmean(values), 2), round(error, 2), f"{first}/{len(truth)}", round(minutes, 2))
+    for truth, images in matched:
+        for own, answer in zip(truth, images, strict=True):
+            others = strangers[(strangers != own).flatten(1).any(1)][:_STRANGERS]
+            ranked = torch.corrcoef(torch.cat([answer[None], own[None], others]).flatten(1))[0, 1:]
+            first += int(ranked.nan_to_num(-1).argmax()) == 0
+    return first
 
 
-def _table(rows: dict[str, dict[str, dict[str, object]]], options: Options) -> str:
-    columns = [*SINGLE, "auto"]
+def _trained(setup: Setup, network: Network, options: Options) -> tuple[nn.Module, float]:
+    """Train on images that are neither private nor the attacker's; return the model and its accuracy on others."""
+    whole = DATASETS.build(options.data, data_root=options.data_root)
+    _, rest = split_public(whole, _PUBLIC_FRACTION, setup.scenario.seed)
+    others = torch.arange(network.public, len(rest))
+    own, held = rest.subset(others[:-1000]), rest.subset(others[-1000:])
+    model = setup.model.train()
+    optimiser = torch.optim.Adam(model.parameters(), network.rate)
+    source = generator(0, "bench-auto")
+    for _ in range(network.steps):
+        batch = own.batch(torch.randint(len(own), (64,), generator=source))
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
+        optimiser.step()
+    return model.eval(), _accuracy(model, held)
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, held: ImageDataset) -> float:
+    batch = held.batch(torch.arange(len(held)))
+    right = [
+        (model(x).argmax(1) == y).sum() for x, y in zip(batch.images.split(100), batch.labels.split(100), strict=True)
+    ]
+    return round(float(torch.stack(right).sum()) / len(held), 3)
+
+
+def _page(rows: dict[str, dict[str, Any]], options: Options) -> str:
+    columns = ["auto", *SINGLE]
     lines = [
-        "# `auto` and its members",
+        "# `auto` and single attacks at equal processor time",
         "",
-        f"By `python bench/auto.py`, {options.data}, {options.targets} targets a cell, {options.public} public images, "
-        "one core. Mean PSNR in dB ± standard error, originals found among 200, processor minutes of the cell; `auto` "
-        "includes its work on shadows. What is found says nothing of what the update holds: see the ideal reading.",
+        f"By `python bench/auto.py --data-root DIR --write` on {options.data}, one core, undefended updates. In each",
+        "cell: mean PSNR in dB over the targets, originals that are first among 200 by correlation, processor minutes",
+        "of the whole cell, iterations per target. `auto` includes its work on shadows and all it learns; searches get",
+        "the iterations that fit into the same time. *Difference* is `auto` minus the best single attack, picked by",
+        "its mean on these very targets: paired over targets, 95 % interval. *Guess* is the mean public image. What is",
+        "found says nothing of what an update holds: that is the [ideal reading](../information.md).",
         "",
-        "| network | " + " | ".join(f"`{name}`" for name in columns) + " |",
-        "|" + "---|" * (len(columns) + 1),
+        "| network, stage, batch | guess | " + " | ".join(f"`{name}`" for name in columns) + " | difference |",
+        "|" + "---|" * (len(columns) + 3),
     ]
     for title, row in rows.items():
-        cells = [
-            f"{row[name]['psnr']} ± {row[name]['error']}, {row[name]['found']}, {row[name]['minutes']} min"
-            if name in row
-            else "–"
-            for name in columns
-        ]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+        cells = [_cell(row["cells"].get(name)) for name in columns]
+        trained = "" if row["accuracy"] is None else f" ({100 * row['accuracy']:.0f} % right)"
+        found = row["difference"]
+        difference = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}] to `{row['best']}`"
+        lines.append(f"| {title}{trained} | {row['guess']} | " + " | ".join(cells) + f" | {difference} |")
+    counts = sorted({(row["targets"], row["public"]) for row in rows.values()})
+    worse = [title for title, row in rows.items() if row["difference"]["high"] < 0]
+    best = [title for title, row in rows.items() if row["difference"]["mean"] >= 0]
+    lines += [
+        "",
+        "Targets and public images per row: " + ", ".join(f"{t} and {p:,}" for t, p in counts) + ".",
+        f"`auto` is at least as good by the mean in {len(best)} of {len(rows)} rows, and within the interval in "
+        f"{len(rows) - len(worse)}" + (f"; it is reliably worse in: {'; '.join(worse)}." if worse else "."),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    steps = "" if cell["iterations"] is None else f", {cell['iterations']} its"
+    return f"{cell['mean']:.2f}, {cell['first']}/{cell['images']}, {cell['seconds'] / 60:.2f} min{steps}"
+
+
+@contextmanager
+def _nothing_prepared() -> Iterator[None]:
+    """Let nothing that another attack has prepared be found."""
+    before = os.environ.get(CACHE_VARIABLE)
+    forget()
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ[CACHE_VARIABLE] = empty
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[CACHE_VARIABLE]
+            else:
+                os.environ[CACHE_VARIABLE] = before
 
 
 if __name__ == "__main__":

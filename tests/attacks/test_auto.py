@@ -12,7 +12,6 @@ import torch
 from fedseal.attacks.auto.members import MEMBERS, SEARCHES, family_of
 from fedseal.attacks.auto.race import Member, Trust, attempt, naive
 from fedseal.attacks.auto.spending import iterations_for
-from fedseal.attacks.learned import library
 from fedseal.attacks.shadow.ranges import RANGES, tunable
 from fedseal.attacks.shadow.study import tune, tuned_specs
 from fedseal.attacks.shadow.targets import play_shadows, split_public
@@ -25,12 +24,13 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import hungarian
 from fedseal.models.registry import build_model
+from fedseal.preparation import forget
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path))
-    library._recent.clear()
+    forget()
     return tmp_path
 
 

@@ -23,12 +23,13 @@ from fedseal.core.trainable import Saved
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import hungarian
+from fedseal.preparation import forget
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path))
-    library._recent.clear()
+    forget()
     return tmp_path
 
 
@@ -102,7 +103,7 @@ def test_alone_and_together_are_the_same_to_the_bit(name: str):
 def test_what_was_learned_is_found_again_and_answers_alike(name: str, own_cache: Path):
     observations, _ = see(set_up(attacker={"public_images": 64}), targets=1)
     first = attack(name, observations)
-    library._recent.clear()
+    forget()
     assert list((own_cache / "prepared" / name).glob("*.safetensors"))
 
     class Refusing:

@@ -46,18 +46,20 @@ test_every_attack_keeps_the_contract = contract(*CASES)
 
 
 IMAGES_AT_STAKE = AttackCase("ig:schedule=cosine,tv=0.001", Home(SMOOTH, budget=steps(60)))
-NOT_YET = {"minmax": "C19", "outpost": "C19"}
-"""Defences whose view makes the attacker weaker than one who knows nothing, by the correction that is to mend it."""
 SLOW = {"large-batch", "lids", "local-steps", "refiner"}
 WITHOUT_A_FILE = {"pretrained"}
 
 
 def _marked(name: str) -> object:
-    mend = [pytest.mark.xfail(strict=True, reason=NOT_YET[name], raises=AssertionError)] if name in NOT_YET else []
-    return pytest.param(name, marks=[*mend, *([pytest.mark.slow] if name in SLOW else [])])
+    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
 
 
 @pytest.mark.parametrize("defence", [_marked(name) for name in DEFENCES.names() if name not in WITHOUT_A_FILE])
 def test_who_knows_a_defence_is_not_weaker_for_it(defence: str) -> None:
     if reason := knowing_helps(IMAGES_AT_STAKE, defence):
         pytest.skip(reason)
+
+
+@pytest.mark.parametrize("defence", ["minmax", "outpost"])
+def test_nor_is_one_without_public_images(defence: str) -> None:
+    assert knowing_helps(IMAGES_AT_STAKE, defence, public=False) is None

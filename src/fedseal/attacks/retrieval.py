@@ -13,7 +13,6 @@ above the differences between public updates, and many images per update.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -24,8 +23,9 @@ from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.learned.library import Lesson, learned
 from fedseal.attacks.learned.pairs import check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch, unit
+from fedseal.attacks.prepared import PreparedAttack
 from fedseal.attacks.reading import image_count
-from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.batch import Batch
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
@@ -48,7 +48,7 @@ _SHORTLIST = 16
         needs=("batch_size", "auxiliary", "rehearse"),
     ),
 )
-class RetrievalAttack(Attack):
+class RetrievalAttack(PreparedAttack):
     """Looks the update up among those of the public images."""
 
     any_loss: ClassVar[bool] = True
@@ -59,27 +59,19 @@ class RetrievalAttack(Attack):
         super().check_knowledge(knowledge)
         check_enough(public, knowledge.batch_size or 1, "retrieval")
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
+    def answers(
+        self, observations: Sequence[Observation], budget: Budget, seeds: Sequence[int], listener: Listener | None
     ) -> list[Reconstruction]:
         """Rehearse all public images, unless it was done before, and look every update up."""
-        started = time.perf_counter()
         first = observations[0]
-        for observation in observations:
-            self.check(observation)
         public, _ = public_of(first.knowledge, "retrieval")
         sketch = Sketch(first.update.tensors, _FEATURES)
         known = [learned(shelf) for shelf in self.trainables(first.model, first.knowledge)]
         found = [_look_up(observation, public, known, sketch) for observation in observations]
         if listener is not None:
             listener(1.0, torch.stack([images for images, _, _ in found]))
-        seconds = (time.perf_counter() - started) / len(observations)
         notes = (f"looked up among {len(public):,} public images",)
-        return [Reconstruction(images, labels, value, (), seconds, notes) for images, labels, value in found]
+        return [Reconstruction(images, labels, value, notes=notes) for images, labels, value in found]
 
     def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
         """Yield the updates that are looked up among."""

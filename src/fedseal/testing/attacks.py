@@ -186,7 +186,9 @@ def check_attack(spec: str, *, home: Home | None = None) -> dict[str, str]:
     return run_checks(AttackCase(spec, home or Home()), ATTACK_CHECKS)
 
 
-def knowing_helps(case: AttackCase, defence: str, *, tolerance: float = 0.5, targets: int = 2) -> str | None:
+def knowing_helps(
+    case: AttackCase, defence: str, *, tolerance: float = 0.5, targets: int = 2, public: bool = True
+) -> str | None:
     """Demand that an attacker who knows the defence does no worse than one who does not, in mean PSNR.
 
     Args:
@@ -194,11 +196,16 @@ def knowing_helps(case: AttackCase, defence: str, *, tolerance: float = 0.5, tar
         defence: its spec.
         tolerance: in dB.
         targets: attacked in either way.
+        public: whether public images are granted.
     """
     naive: list[float] = []
     aware: list[float] = []
     for target in range(targets):
         unknowing, knowing, truth = case.defended(target, defence)
+        if not public:
+            unknowing, knowing = (
+                replace(seen, knowledge=_without(seen.knowledge, "auxiliary")) for seen in (unknowing, knowing)
+            )
         if unknowing.knowledge.defence == knowing.knowledge.defence:
             return "there is nothing to know"
         for results, seen in ((naive, unknowing), (aware, knowing)):

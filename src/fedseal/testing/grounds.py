@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -134,7 +134,9 @@ class AttackCase:
         known = replace(self.knowledge(truth, shape.clients, shape.batch_size), local_steps=shape.local_steps)
         model = set_mode(federated_model(used, copy.deepcopy(self.model), _SEED), RoundConfig())
         seen = _Round(self, used, truth, known, shape.clients, shape.batch_size)([model])
-        return seen, replace(seen, knowledge=replace(known, defence=used.attacker_view())), truth
+        rehearse = rehearsal_of(known, "gradient", fresh=partial(build_defence, defence), defence=defence)
+        aware = replace(known, defence=used.attacker_view(), rehearse=rehearse)
+        return seen, replace(seen, knowledge=aware), truth
 
     def run(
         self, targets: tuple[int, ...], seeds: tuple[int, ...], budget: Budget | None = None

@@ -16,7 +16,6 @@ under noise is explained best by images that fit the noise.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, TypeAlias
@@ -28,9 +27,10 @@ from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race
 from fedseal.attacks.auto.spending import iterations_for, parse_budget
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.learned.library import Lesson, learned
+from fedseal.attacks.prepared import PreparedAttack
 from fedseal.attacks.shadow.study import tuned_specs
 from fedseal.attacks.shadow.targets import play_shadows, split_public
-from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.batch import Batch
 from fedseal.core.errors import TrialError
 from fedseal.core.knowledge import Rehearse
@@ -65,7 +65,7 @@ class _Plan:
     ),
 )
 @dataclass(frozen=True)
-class AutoAttack(Attack):
+class AutoAttack(PreparedAttack):
     """All members, the best answer.
 
     Attributes:
@@ -81,17 +81,10 @@ class AutoAttack(Attack):
         """Refuse a budget that is none."""
         parse_budget(self.budget)
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
+    def answers(
+        self, observations: Sequence[Observation], budget: Budget, seeds: Sequence[int], listener: Listener | None
     ) -> list[Reconstruction]:
         """Prepare on shadows, unless that was done before, let every member answer, and give the best answers."""
-        started = time.perf_counter()
-        for observation in observations:
-            self.check(observation)
         first = observations[0]
         spent = Budget(budget.iterations or iterations_for(self.budget, first), budget.restarts)
         parted = None if _is_personal(first) else split_public(first, _SHADOWS, _SEED)
@@ -106,8 +99,7 @@ class AutoAttack(Attack):
                 if answer is not None:
                     explained = mismatches[place](answer.images, answer.labels)
                     found[place].append((member, answer, explained))
-        seconds = (time.perf_counter() - started) / len(observations)
-        return [_best(answers, plan.trust, seconds) for answers in found]
+        return [_best(answers, plan.trust) for answers in found]
 
     def _prepared(self, observation: Observation, parted: Parted, spent: Budget) -> _Plan:
         """Judge all members on shadows, or find what an earlier run has found."""
@@ -187,9 +179,7 @@ def _unprepared(observation: Observation) -> _Plan:
     return _Plan((*_closed(observation), *ways), {})
 
 
-def _best(
-    answers: Sequence[tuple[Member, Reconstruction, float]], trust: Mapping[Member, Trust], seconds: float
-) -> Reconstruction:
+def _best(answers: Sequence[tuple[Member, Reconstruction, float]], trust: Mapping[Member, Trust]) -> Reconstruction:
     """Return the answer of which most is expected, or, if nothing can be expected, that which explains most."""
     if not answers:
         raise TrialError("no attack in `auto` had an answer.", hint="Try single ones to see why, such as `ig`.")
@@ -202,7 +192,7 @@ def _best(
     said = f"by {member}, of {len(answers)} answers"
     if member in trust:
         said += f"; {trust[member].expects(explained):.1f} dB expected, as on the attacker's own shadow targets"
-    return replace(answer, objective=cost((member, answer, explained)), seconds=seconds, notes=(said, *answer.notes))
+    return replace(answer, objective=cost((member, answer, explained)), notes=(said, *answer.notes))
 
 
 def _is_personal(observation: Observation) -> bool:

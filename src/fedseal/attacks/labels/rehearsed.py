@@ -13,7 +13,6 @@ is decided on rehearsals too (`through_the_defence`).
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -35,6 +34,7 @@ from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
 from fedseal.metrics.labels import label_accuracy
 from fedseal.models.structure import multiply_adds
+from fedseal.preparation import remembered
 
 UPDATES, HELD_BACK = 240, 60
 """Rehearsals to learn from, and others to choose by and to say how well it goes."""
@@ -45,7 +45,6 @@ MOST_WORK = 10**12
 _MOST_LANDMARKS = 600
 _WIDTHS = (0.05, 0.2)
 _RIDGES = (1e-4, 1e-2)
-_KEPT = 8
 
 Names = tuple[str, str | None]
 """Of the last layer's weight and bias, the latter if there is one."""
@@ -137,9 +136,6 @@ def can_rehearse(observation: Observation) -> bool:
     return 3 * work * (UPDATES + HELD_BACK) <= MOST_WORK
 
 
-_LESSONS: OrderedDict[str, Lesson] = OrderedDict()
-
-
 def lesson_for(observation: Observation) -> Lesson:
     """Return what is learned for an observation's model and defence; the same for every target, and learned once."""
     knowledge = observation.knowledge
@@ -152,12 +148,7 @@ def lesson_for(observation: Observation) -> Lesson:
         public=knowledge.auxiliary.images,
         view="" if knowledge.defence is None else knowledge.defence.describe(),
     )
-    if key not in _LESSONS:
-        _LESSONS[key] = _learn(observation)
-        while len(_LESSONS) > _KEPT:
-            _LESSONS.popitem(last=False)
-    _LESSONS.move_to_end(key)
-    return _LESSONS[key]
+    return remembered("labels", key, lambda: _learn(observation))
 
 
 def _learn(observation: Observation) -> Lesson:

@@ -13,7 +13,6 @@ that swamps the sketch brings it to the mean image; batches whose labels repeat 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,8 @@ from fedseal.attacks.learned.library import Lesson, learned
 from fedseal.attacks.learned.network import NetworkPlan
 from fedseal.attacks.learned.pairs import Stage, check_enough, public_of
 from fedseal.attacks.learned.sketch import Sketch
-from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
+from fedseal.attacks.prepared import PreparedAttack
+from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.errors import UsageError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
@@ -49,7 +49,7 @@ _FEATURES: dict[Form, int] = {"kernel": 16384, "network": 4096}
         needs=("batch_size", "auxiliary", "rehearse"),
     ),
 )
-class LearnedAttack(Attack):
+class LearnedAttack(PreparedAttack):
     """Answers every update by one map, learned once per model, defence and public data.
 
     Args:
@@ -80,18 +80,11 @@ class LearnedAttack(Attack):
         super().check_knowledge(knowledge)
         check_enough(public, (knowledge.batch_size or 1) * (knowledge.local_steps or 1), "learned")
 
-    def run_many(
-        self,
-        observations: Sequence[Observation],
-        budget: Budget,
-        seeds: Sequence[int],
-        listener: Listener | None = None,
+    def answers(
+        self, observations: Sequence[Observation], budget: Budget, seeds: Sequence[int], listener: Listener | None
     ) -> list[Reconstruction]:
         """Learn, unless it was learned before, and answer."""
-        started = time.perf_counter()
         first = observations[0]
-        for observation in observations:
-            self.check(observation)
         stage = self._stage(first.model, first.knowledge)
         decoder: Decoder = learned(self._lesson(stage, first.knowledge.num_classes))
         stacked = {name: torch.stack([o.update.tensors[name] for o in observations]) for name in first.update.tensors}
@@ -104,9 +97,8 @@ class LearnedAttack(Attack):
         how = f"{decoder.describe()}: {decoder.held_back_db:.1f} dB there"
         note = f"learned from {len(stage.public):,} public images, {how}"
         shares = answers[:, pixels:].reshape(len(observations), stage.count, -1)
-        seconds = (time.perf_counter() - started) / len(observations)
         each = zip(observations, images, shares, seeds, strict=True)
-        return [_answer(*one, decoder.ordered, seconds, note) for one in each]
+        return [_answer(*one, decoder.ordered, note) for one in each]
 
     def _stage(self, model: nn.Module, knowledge: Knowledge) -> Stage:
         public, rehearse = public_of(knowledge, "learned")
@@ -122,7 +114,7 @@ class LearnedAttack(Attack):
 
 
 def _answer(
-    observation: Observation, images: Tensor, shares: Tensor, seed: int, ordered: bool, seconds: float, note: str
+    observation: Observation, images: Tensor, shares: Tensor, seed: int, ordered: bool, note: str
 ) -> Reconstruction:
     """Return one target's answer, its labels as given, or else inferred or learned, whichever explains it better."""
     knowledge = observation.knowledge
@@ -136,7 +128,7 @@ def _answer(
     objectives = [mismatch(images, labels) for labels, _ in candidates]
     best = min(range(len(candidates)), key=objectives.__getitem__)
     labels, said = candidates[best]
-    return Reconstruction(images, labels, objectives[best], seconds=seconds, notes=said)
+    return Reconstruction(images, labels, objectives[best], notes=said)
 
 
 def _placed(labels: Tensor, shares: Tensor, ordered: bool) -> Tensor:

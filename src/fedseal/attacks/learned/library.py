@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,12 +10,11 @@ from torch import nn
 from fedseal.core.batch import Batch
 from fedseal.core.knowledge import Rehearse
 from fedseal.core.trainable import Trainable
-from fedseal.preparation import library
+from fedseal.preparation import library, remembered
 
 P = TypeVar("P")
 
 _IN_MEMORY = 4
-_recent: OrderedDict[str, Any] = OrderedDict()
 
 
 class Lesson(Trainable[P]):
@@ -53,11 +51,4 @@ class Lesson(Trainable[P]):
 
 def learned(lesson: Trainable[P]) -> P:
     """Return what a lesson teaches: from memory, from the library, or by learning it now."""
-    if lesson.identity in _recent:
-        _recent.move_to_end(lesson.identity)
-    else:
-        _recent[lesson.identity] = library().get(lesson)
-        while len(_recent) > _IN_MEMORY:
-            _recent.popitem(last=False)
-    found: P = _recent[lesson.identity]
-    return found
+    return remembered("lesson", lesson.identity, lambda: library().get(lesson), most=_IN_MEMORY)

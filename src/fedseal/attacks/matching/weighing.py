@@ -2,15 +2,14 @@
 
 A view is a model of the defence, and a model can mislead: a ball that is wider than the distance it bounds, a law that
 fits one network and not another. Who knows the defence may always act as if it did not, so it plays a few clients
-itself, attacks them both ways with as many steps as its targets, looks at what comes out, and goes the better way. The
-truth it looks at is its own public images'; nothing is learnt from a target. Labels are inferred through the defence
-either way.
+itself, attacks them both ways with as many steps as its targets, or as many as it can afford, looks at what comes out,
+and goes the better way. The truth it looks at is its own public images', or that of images it made up; nothing is
+learnt from a target. Labels are inferred through the defence either way.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -18,7 +17,9 @@ from statistics import fmean
 import torch
 
 from fedseal.attacks.reading import image_count
+from fedseal.attacks.shadow.imagined import imagined
 from fedseal.core.attack import Budget
+from fedseal.core.batch import Batch
 from fedseal.core.errors import FedsealError
 from fedseal.core.identity import identity_of
 from fedseal.core.observation import Observation, Update
@@ -27,16 +28,18 @@ from fedseal.core.seeds import derive_seed, generator
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import IMAGE_RANGE, hungarian
 from fedseal.models.structure import multiply_adds
+from fedseal.preparation import remembered
 
 REHEARSALS = 4
 """Clients that are played."""
 MOST_WORK = 10**12
-"""Multiply-adds both ways may take; beyond, the view is trusted."""
+"""Multiply-adds both ways may take; beyond, fewer steps are tried."""
+FEWEST_STEPS = 30
+"""Steps below which nothing would be learnt, and the view is trusted."""
 MARGIN_DB = 0.2
 """By how much ignoring the defence must do better."""
 
 _PASSES = 6
-_KEPT = 16
 
 Run = Callable[[Sequence[Observation], Budget, Sequence[int]], list[Reconstruction]]
 """Attacks observations with a budget and seeds."""
@@ -44,10 +47,17 @@ Run = Callable[[Sequence[Observation], Budget, Sequence[int]], list[Reconstructi
 
 @dataclass(frozen=True)
 class Weighed:
-    """What came of trying both ways, in dB; None where it was not tried, and the view is used."""
+    """What came of trying both ways, in dB; None where it was not tried, and the view is used.
+
+    Attributes:
+        knowing: simulating the defence.
+        ignoring: as one who does not know it.
+        images: which were rehearsed with, `public` or `made-up` ones.
+    """
 
     knowing: float | None = None
     ignoring: float | None = None
+    images: str = "public"
 
     @property
     def ignores(self) -> bool:
@@ -61,8 +71,8 @@ class Weighed:
             return ()
         way = "ignored" if self.ignores else "simulated"
         return (
-            f"the defence is {way} in matching: on {REHEARSALS} rehearsals with public images simulating it gives "
-            f"{self.knowing:.1f} dB, ignoring it {self.ignoring:.1f} dB",
+            f"the defence is {way} in matching: on {REHEARSALS} rehearsals with {self.images} images simulating it "
+            f"gives {self.knowing:.1f} dB, ignoring it {self.ignoring:.1f} dB",
         )
 
     def applied(self, observation: Observation) -> Observation:
@@ -70,9 +80,6 @@ class Weighed:
         if not self.ignores:
             return observation
         return replace(observation, knowledge=replace(observation.knowledge, defence=None))
-
-
-_TRIED: OrderedDict[str, Weighed] = OrderedDict()
 
 
 def weigh(attack: object, run: Run, observation: Observation, iterations: int) -> Weighed:
@@ -85,10 +92,10 @@ def weigh(attack: object, run: Run, observation: Observation, iterations: int) -
         iterations: the attack is going to take.
     """
     knowledge = observation.knowledge
-    if not _can_try(observation, iterations):
+    steps = _affordable(observation, iterations)
+    if not steps:
         return Weighed()
     assert knowledge.rehearse is not None
-    assert knowledge.auxiliary is not None
     assert knowledge.defence is not None
     key = identity_of(
         attack=attack,
@@ -96,40 +103,46 @@ def weigh(attack: object, run: Run, observation: Observation, iterations: int) -
         rehearsal=knowledge.rehearse.identity,
         view=knowledge.defence.describe(),
         images=image_count(observation),
-        public=knowledge.auxiliary.images,
-        iterations=iterations,
+        public=None if knowledge.auxiliary is None else knowledge.auxiliary.images,
+        iterations=steps,
     )
-    if key not in _TRIED:
-        _TRIED[key] = _try(run, observation, iterations)
-        while len(_TRIED) > _KEPT:
-            _TRIED.popitem(last=False)
-    return _TRIED[key]
+    return remembered("weighing", key, lambda: _try(run, observation, steps))
 
 
-def _can_try(observation: Observation, iterations: int) -> bool:
+def _affordable(observation: Observation, iterations: int) -> int:
+    """Return how many steps can be tried, at most those asked for; 0 where nothing is to be learnt."""
     knowledge = observation.knowledge
-    view, public = knowledge.defence, knowledge.auxiliary
-    if view is None or view.is_plain or view.personal or knowledge.rehearse is None or public is None:
-        return False
-    images = image_count(observation)
-    if len(public) < images:
-        return False
+    view, rehearse = knowledge.defence, knowledge.rehearse
+    if view is None or view.is_plain or view.personal or rehearse is None:
+        return 0
+    if rehearse.identity == rehearse.plain().identity:
+        return 0  # it does not play the defence, so it cannot tell what knowing it is worth
     own = copy.deepcopy(observation.model).eval()
-    work = multiply_adds(own, (images, *knowledge.input_shape)) * iterations
-    return 2 * REHEARSALS * _PASSES * work <= MOST_WORK
+    step = 2 * REHEARSALS * _PASSES * multiply_adds(own, (image_count(observation), *knowledge.input_shape))
+    steps = min(iterations, MOST_WORK // max(1, step))
+    return steps if steps >= min(iterations, FEWEST_STEPS) else 0
+
+
+def _own_images(observation: Observation) -> tuple[Batch, str]:
+    """Return images to rehearse with, as many as an update needs, and what they are: public, or else made up."""
+    knowledge, count = observation.knowledge, image_count(observation)
+    if knowledge.auxiliary is not None and len(knowledge.auxiliary) >= count:
+        return knowledge.auxiliary, "public"
+    like = next(iter(observation.parameters.values()))
+    made = imagined(knowledge.input_shape, knowledge.num_classes, REHEARSALS * count, 0)
+    return made.to(like.device, like.dtype), "made-up"
 
 
 def _try(run: Run, observation: Observation, iterations: int) -> Weighed:
     """Attack rehearsed updates knowing and ignoring the defence; a way that fails counts as hopeless."""
-    knowledge = observation.knowledge
-    public, rehearse = knowledge.auxiliary, knowledge.rehearse
-    assert public is not None
+    knowledge, rehearse = observation.knowledge, observation.knowledge.rehearse
     assert rehearse is not None
+    own_images, kind = _own_images(observation)
     source = generator(0, "weighing")
     count = image_count(observation)
-    chosen = torch.stack([torch.randperm(len(public), generator=source)[:count] for _ in range(REHEARSALS)])
-    chosen = chosen.to(public.labels.device)
-    images, labels = public.images[chosen], public.labels[chosen]
+    chosen = torch.stack([torch.randperm(len(own_images), generator=source)[:count] for _ in range(REHEARSALS)])
+    chosen = chosen.to(own_images.labels.device)
+    images, labels = own_images.images[chosen], own_images.labels[chosen]
     updates = [
         {name: part[place] for name, part in chunk.items()}
         for chunk in rehearse(observation.model, images, labels, derive_seed(0, "weighing"))
@@ -156,4 +169,4 @@ def _try(run: Run, observation: Observation, iterations: int) -> Weighed:
         return fmean(scores)
 
     ignorant = [replace(case, knowledge=replace(case.knowledge, defence=None)) for case in shadows]
-    return Weighed(reached(shadows), reached(ignorant))
+    return Weighed(reached(shadows), reached(ignorant), kind)
