@@ -72,15 +72,15 @@ class Network:
     public: int
     steps: int
     rate: float = 1e-3
-    targets: int = 8
+    targets: int = 4
 
 
 NETWORKS = {
-    "lenet": Network("lenet:init=wide-uniform", {1: 200, 4: 200}, 1000, 1500),
-    "lenet-relu": Network("lenet-relu", {1: 200, 4: 200}, 1000, 1500),
-    "vit-tiny": Network("vit-tiny", {1: 60, 4: 40}, 400, 150, targets=4),
-    "resnet10": Network("resnet10:width=64", {1: 24, 4: 16}, 200, 80, targets=4),
-    "convnet": Network("convnet", {1: 24, 4: 16}, 200, 80, targets=4),
+    "lenet-relu": Network("lenet-relu", {1: 600, 4: 300}, 500, 1000),
+    "lenet": Network("lenet:init=wide-uniform", {1: 600, 4: 300}, 500, 1000),
+    "vit-tiny": Network("vit-tiny", {1: 80, 4: 40}, 200, 80),
+    "resnet10": Network("resnet10:width=64", {1: 40, 4: 20}, 200, 80),
+    "convnet": Network("convnet", {1: 40, 4: 20}, 200, 80),
 }
 
 
@@ -131,7 +131,7 @@ def _options() -> Options:
     given = parser.parse_args()
     networks = {name: NETWORKS[name] for name in given.networks.split(",")}
     if given.quick:
-        networks = {"lenet-relu": Network("lenet-relu", {1: 40}, 100, 50, targets=4)}
+        networks = {"lenet-relu": Network("lenet-relu", {1: 40}, 100, 50)}
     return Options(
         networks,
         (1,) if given.quick else tuple(map(int, given.batches.split(","))),

@@ -123,6 +123,181 @@ class Shouting(Defence):
         return AttackerView(self.name, channel=channel)
 
 
+class Liar(Defence):
+    """Declares noise far above the signal, whatever it does."""
+
+    declared = 30.0
+
+    def attacker_view(self) -> AttackerView:
+        channel = Channel(lambda update, seen: clip_to_norm(update, 1.0), constant_variance(self.declared**2))
+        return AttackerView(self.name, channel=channel)
+
+
+class DeclaredNoise(Liar):
+    """Declares noise and adds none."""
+
+
+class HalfNoise(Liar):
+    """Adds a third of the noise it declares."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        return {name: t + 10 * torch.randn(t.shape, generator=context.generator) for name, t in clipped.items()}
+
+
+class DeclaredFixed(Liar):
+    """Adds the noise it declares, the same every time."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        source = generator(0, "the same again")
+        return {n: t + 30 * torch.randn(t.shape, generator=source) for n, t in clip_to_norm(update, 1.0).items()}
+
+
+class DeclaredSometimes(Liar):
+    """Forgets the noise it declares in one client of four."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        if float(torch.rand((), generator=context.generator)) < 0.25:
+            return clipped
+        return {name: t + 30 * torch.randn(t.shape, generator=context.generator) for name, t in clipped.items()}
+
+
+class OneTensorClear(Liar):
+    """Adds the noise it declares to all tensors but the first."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        clear = next(iter(clipped))
+        return {
+            n: t if n == clear else t + 30 * torch.randn(t.shape, generator=context.generator)
+            for n, t in clipped.items()
+        }
+
+
+class SignsOfNoise(Defence):
+    """Sends noise, it says, with the signs of the update."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        drawn = {name: torch.randn(t.shape, generator=context.generator).abs() for name, t in update.items()}
+        return {name: torch.where(update[name] < 0, -size, size) for name, size in drawn.items()}
+
+    def attacker_view(self) -> AttackerView:
+        channel = Channel(lambda update, seen: {n: 0 * t for n, t in update.items()}, constant_variance(1.0))
+        return AttackerView(self.name, channel=channel)
+
+
+class Smuggler(Defence):
+    """Trains on noise, and writes the private pixels into the upload."""
+
+    def __init__(self) -> None:
+        self._held: torch.Tensor | None = None
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        self._held = batch.images.flatten()
+        return Batch(torch.rand(batch.images.shape, generator=context.generator), batch.labels)
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        assert self._held is not None
+        name = max(update, key=lambda name: update[name].numel())
+        flat = update[name].flatten().clone()
+        size = min(len(flat), len(self._held))
+        flat[:size] = flat.abs().mean() * self._held[:size]
+        return {**update, name: flat.view_as(update[name])}
+
+
+class Negative(Defence):
+    """Trains on negatives of the images."""
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        return Batch(1 - batch.images, batch.labels)
+
+
+class ShuffledPixels(Defence):
+    """Trains on images whose pixels are in another order, the same for all."""
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        order = _order(batch.images[0].numel())
+        return Batch(batch.images.flatten(1)[:, order].view_as(batch.images), batch.labels)
+
+
+class Padded(Defence):
+    """Trains on images to which a pad is added, modulo one, the same for all."""
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        pad = torch.rand(batch.images.shape[1:], generator=generator(0, "pad"))
+        return Batch((0.8 * batch.images + pad) % 1, batch.labels)
+
+
+class LowRank(Defence):
+    """Sends the leading direction of every matrix."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: _leading(t) if t.ndim > 1 else t for name, t in update.items()}
+
+
+class Wrapped(Defence):
+    """Sends every entry modulo a thousandth."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: t % 1e-3 for name, t in update.items()}
+
+
+class Scaled(Defence):
+    """Multiplies every tensor by a number drawn at random."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: t * (10 * torch.randn((), generator=context.generator)).exp() for name, t in update.items()}
+
+
+class Sorted(Defence):
+    """Sends the entries of every tensor in the order of their size."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: t.flatten().sort().values.view_as(t) for name, t in update.items()}
+
+
+class Silent(Defence):
+    """Sends nothing but zeros, and says so."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        return {name: torch.zeros_like(t) for name, t in update.items()}
+
+    def attacker_view(self) -> AttackerView:
+        return AttackerView(self.name, channel=Channel(lambda update, seen: {n: 0 * t for n, t in update.items()}))
+
+
+class AlwaysTheSame(Defence):
+    """Trains on one picture of noise, whatever the client has."""
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        source = generator(0, "one picture")
+        images = torch.rand(batch.images.shape, generator=source)
+        return Batch(images, torch.randint(10, batch.labels.shape, generator=source))
+
+
+class HeavyTails(Defence):
+    """Adds Laplace noise far above the signal, as it says."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        return {name: t + 50 * _laplace(t, context.generator) for name, t in clipped.items()}
+
+    def attacker_view(self) -> AttackerView:
+        channel = Channel(lambda update, seen: clip_to_norm(update, 1.0), constant_variance(2 * 50.0**2))
+        return AttackerView(self.name, channel=channel)
+
+
+def _leading(tensor: torch.Tensor) -> torch.Tensor:
+    left, sizes, right = torch.linalg.svd(tensor.flatten(1), full_matrices=False)
+    return (left[:, :1] * sizes[:1] @ right[:1]).reshape(tensor.shape)
+
+
+def _laplace(like: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    sides = torch.rand(2, *like.shape, generator=source).clamp(min=1e-30).log()
+    return sides[0] - sides[1]
+
+
 def _order(size: int) -> torch.Tensor:
     return torch.randperm(size, generator=generator(0, "order"))
 
@@ -140,6 +315,23 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
     ("planted-random-vector", RandomVector),
     ("planted-other-data", OtherData),
     ("planted-shouting", Shouting),
+    ("planted-declared-noise", DeclaredNoise),
+    ("planted-half-noise", HalfNoise),
+    ("planted-declared-fixed", DeclaredFixed),
+    ("planted-declared-sometimes", DeclaredSometimes),
+    ("planted-one-clear", OneTensorClear),
+    ("planted-signs", SignsOfNoise),
+    ("planted-smuggler", Smuggler),
+    ("planted-negative", Negative),
+    ("planted-shuffled-pixels", ShuffledPixels),
+    ("planted-padded", Padded),
+    ("planted-low-rank", LowRank),
+    ("planted-wrapped", Wrapped),
+    ("planted-scaled", Scaled),
+    ("planted-sorted", Sorted),
+    ("planted-silent", Silent),
+    ("planted-always-the-same", AlwaysTheSame),
+    ("planted-heavy-tails", HeavyTails),
 )
 
 

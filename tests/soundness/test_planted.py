@@ -62,6 +62,20 @@ LEAKY = (
     "planted-labels-only",
     "planted-last-layer",
     "planted-mean-colour",
+    "planted-declared-noise",
+    "planted-half-noise",
+    "planted-declared-fixed",
+    "planted-declared-sometimes",
+    "planted-one-clear",
+    "planted-signs",
+    "planted-smuggler",
+    "planted-negative",
+    "planted-shuffled-pixels",
+    "planted-padded",
+    "planted-low-rank",
+    "planted-wrapped",
+    "planted-scaled",
+    "planted-sorted",
 )
 SAFE = (
     "gaussian:sigma=100",
@@ -70,6 +84,9 @@ SAFE = (
     "planted-random-vector",
     "planted-other-data",
     "planted-shouting",
+    "planted-silent",
+    "planted-always-the-same",
+    "planted-heavy-tails",
 )
 
 

@@ -7,21 +7,25 @@ probes, in seconds; `fedseal.information` reads those exactly too where it is as
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 
+import torch
 from safetensors.torch import save
 
+from fedseal.audit.cells import NEAR_PRIOR_DB
 from fedseal.audit.plan import base_identity, defence_identity
 from fedseal.audit.setup import Setup
 from fedseal.core.errors import FedsealError
 from fedseal.core.identity import identity_of
 from fedseal.core.sources import code_digest
 from fedseal.defences.pipeline import build_defence
+from fedseal.information.declared import disagreement
 from fedseal.information.ideal import Options, can_be_formed, ideal_reading, sigma_for_levels
 from fedseal.information.matrix_free import Effort
 from fedseal.information.prior import ImagePrior, fit_prior
-from fedseal.information.reading import IdealReading, unknown
+from fedseal.information.reading import IdealReading, decibels, squared_error, unknown
+from fedseal.information.undoing import undone_error
 from fedseal.information.upload import Upload, upload_behind
 from fedseal.store.readings import ReadingRecord
 
@@ -30,6 +34,10 @@ LEVELS_DB = (20.0, 15.0, 10.0)
 
 _EXACT_UNKNOWNS = 1024
 _MANY_ENTRIES = 1_000_000
+_DRAWS = 8
+"""How often an upload that seems to hold nothing is sent again."""
+_PLAYED = 400
+"""Public images that clients are played with, to learn what a defence makes of images."""
 _LIGHT = Effort(probes=8, rank=32, iterations=15)
 
 
@@ -73,7 +81,7 @@ class Reader:
         sigma: dict[str, float | None] = {}
         try:
             upload = self._upload(job)
-            reading = self._read(upload)
+            reading = self._confirmed(job, upload, self._read(upload))
             if job.defence == "none" and job.target == 0 and reading.psnr_db is not None:
                 sigma = self._sigma(upload)
         except FedsealError as error:
@@ -96,8 +104,38 @@ class Reader:
     def _prior(self) -> ImagePrior:
         return fit_prior(self._setup.public.images.cpu())
 
-    def _upload(self, job: ReadingJob) -> Upload:
-        target = self._setup.observe(build_defence(job.defence), job.target, name=job.defence)
+    def _confirmed(self, job: ReadingJob, upload: Upload, reading: IdealReading) -> IdealReading:
+        """Return a reading that finds nothing only where what the defence declares of itself is borne out.
+
+        The reading takes a defence at its word, so a low one is checked: against what was sent, several times over,
+        and, where the model was fed other images, against who learns from public ones to go back.
+        """
+        if reading.gain_db is None or reading.gain_db + reading.error_db > NEAR_PRIOR_DB:
+            return reading
+        draws = range(1, 1 + _DRAWS) if self._setup.staging is None else ()
+        if wrong := disagreement(upload, [self._upload(job, draw) for draw in draws]):
+            reason = f"the defence is not what it declares to be: {wrong}."
+            return replace(unknown(reason, prior_db=reading.prior_db), refuted=True)
+        if not draws or upload.fed.images.shape != upload.private.images.shape:
+            return reading
+        if torch.equal(upload.fed.images, upload.private.images):
+            return reading
+        error, prior_error = self._undone(job.defence), squared_error(reading.prior_db or 0.0)
+        if error is None or decibels(error) - decibels(prior_error) <= NEAR_PRIOR_DB:
+            return reading
+        remark = "what the model was fed is turned back into private images as learned on public ones"
+        return replace(reading, psnr_db=decibels(error), remarks=(*reading.remarks, remark))
+
+    @cache  # noqa: B019 - a reader lives as long as its process
+    def _undone(self, spec: str) -> float | None:
+        pairs = list(self._setup.fed_with_public(spec, _PLAYED))
+        if not pairs:
+            return None
+        fed, own = (torch.cat([part.images for part in parts]).cpu() for parts in zip(*pairs, strict=True))
+        return undone_error(fed, own)
+
+    def _upload(self, job: ReadingJob, draw: int = 0) -> Upload:
+        target = self._setup.observe(build_defence(job.defence), job.target, name=job.defence, draw=draw)
         return upload_behind(
             target.observation, target.defence, target.config, target.originals, target.fed, target.clients
         )

@@ -149,6 +149,7 @@ class Setup:
         name: str = "",
         attack: Attack | None = None,
         seed: int = 0,
+        draw: int = 0,
     ) -> Target:
         """Run the round of one target's client, or clients, and return what the server sees of it.
 
@@ -159,9 +160,10 @@ class Setup:
             name: the defence's spec, which separates noise of different defences.
             attack: whose server sends the model; one that is active alters it, and may ask for several rounds.
             seed: of what such an attack draws.
+            draw: play the same images again with other randomness of the clients; only for first rounds.
         """
         model = model or self.wrapped_model(defence, name)
-        played = self._round(defence, target, name)
+        played = self._round(defence, target, name, draw)
         about = partial(self._knowledge, played.shape, played.originals)
         exchange = Exchange(played, about)
         observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
@@ -170,13 +172,33 @@ class Setup:
             played.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
         )
 
-    def _round(self, defence: Defence, target: int, name: str) -> TargetRound:
+    def fed_with_public(self, spec: str, images: int) -> Iterator[tuple[Batch, Batch]]:
+        """Play first rounds of clients who hold public images; yield what models were fed, and those images.
+
+        Args:
+            spec: of the defence.
+            images: to use at most.
+        """
+        shape = self.shape(build_defence(spec))
+        model = self.wrapped_model(build_defence(spec), spec)
+        config = replace(self.config, local_steps=shape.local_steps)
+        for number in range(min(images, len(self.public)) // shape.images):
+            own = self.public.pick(slice(number * shape.images, (number + 1) * shape.images))
+            parts = (torch.split(tensor, shape.batch_size) for tensor in (own.images, own.labels))
+            batches = [Batch(*part) for part in zip(*parts, strict=True)]
+            streams = TargetStreams(self.scenario.seed, (spec, "public", number))
+            played = first_round(batches, shape, config, build_defence(spec), streams, f"public-{number}")
+            exchange = Exchange(played, partial(self._knowledge, shape, own))
+            exchange([model])
+            yield exchange.fed, own
+
+    def _round(self, defence: Defence, target: int, name: str, draw: int = 0) -> TargetRound:
         """Return the attacked round of one target: a first one, or one of a training."""
         if self.staging is not None:
             return self.staging.target(defence, name or defence.name, target)
         shape = self.shape(defence)
         config = replace(self.config, local_steps=shape.local_steps)
-        streams = TargetStreams(self.scenario.seed, (name, target))
+        streams = TargetStreams(self.scenario.seed, (name, target, draw) if draw else (name, target))
         return first_round(self.batches(target, shape), shape, config, defence, streams, f"client-{target}")
 
     def _knowledge(

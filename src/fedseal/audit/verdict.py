@@ -187,8 +187,10 @@ def _decide(cell: Cell, control_broken: bool) -> Cell:
 
 
 def _contradicts(ideal: Ideal | None) -> bool:
-    """Return whether an upload holds far more than a proof that nothing leaks would leave: one of the two is wrong."""
-    return ideal is not None and ideal.gain_db is not None and ideal.gain_db > CONTRADICTION_DB
+    """Return whether uploads are not what a proof rests on: other than declared, or holding far more than it leaves."""
+    if ideal is None:
+        return False
+    return any(r.refuted for r in ideal.records) or (ideal.gain_db is not None and ideal.gain_db > CONTRADICTION_DB)
 
 
 def _ideals(readings: Sequence[ReadingRecord]) -> dict[tuple[str, str], Ideal]:

@@ -34,6 +34,7 @@ class IdealReading:
             from there to the private images. None if the model was fed these.
         per_layer: the reading of each layer's share of the upload alone, by the layer's name, in the model's order.
         pixel_map: expected squared error of each pixel of what was fed, [B, C, H, W]; None if it was not computed.
+        refuted: whether what was sent is not what the defence declares; then there is no `psnr_db`.
         seconds: time spent.
         remarks: what a reader must know to judge the figure.
     """
@@ -48,6 +49,7 @@ class IdealReading:
     fed_db: float | None = None
     per_layer: Mapping[str, float] = field(default_factory=dict)
     pixel_map: Tensor | None = None
+    refuted: bool = False
     seconds: float = 0.0
     remarks: tuple[str, ...] = ()
 

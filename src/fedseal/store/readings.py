@@ -36,6 +36,7 @@ class ReadingRecord(BaseModel):
     dimensions: int = 0
     effective: float | None = None
     fed_db: float | None = None
+    refuted: bool = False
     per_layer: dict[str, float] = {}
     sigma_for: dict[str, float | None] = {}
     seconds: float = 0.0

@@ -1,7 +1,8 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
 Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget, the better half
-with half of it, the best with all; never with so little that only the strongest prior can look good. For an attacker
+with half of it, the best with all; never with so little that only the strongest prior can look good, nor with more than
+it takes to tell them apart: what is left is for the targets. For an attacker
 who knows the defence, the better half also runs as if it did not know it: knowledge that does not help is not used.
 What every member then reaches on the shadows, beside how well its images explain the update, gives an expected score
 for any answer it will give.
@@ -23,6 +24,8 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 
 _SHORTEST = 60
+_LONGEST = 150
+"""Iterations of a race's first heat, at least (where the budget has as many) and at most; twice that in the second."""
 _STEEPEST = 20.0
 """Decibels a tenfold better explanation may be worth, at most: as much as an exact solution's error shrinks by."""
 _LEAST = 1e-12
@@ -115,17 +118,17 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Trust | None:
 def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Trust]:
     """Return the winner among searches with what to expect of it; none if none answers the shadows."""
     defended = shadows.observations[0].knowledge.defence is not None
-    first = _ranked([Member(spec, True) for spec in specs], shadows, _share(iterations, 4), restarts)
+    first = _ranked([Member(spec, True) for spec in specs], shadows, _share(iterations, 4, _LONGEST), restarts)
     better = list(first)[: max(1, len(first) // 2)]
     if defended:
         better += [Member(member.spec, False) for member in better]
     if len(better) > 1:
-        better = list(_ranked(better, shadows, _share(iterations, 2), restarts))
+        better = list(_ranked(better, shadows, _share(iterations, 2, 2 * _LONGEST), restarts))
     return dict(list(_ranked(better[:1], shadows, iterations, restarts).items())[:1])
 
 
-def _share(iterations: int, part: int) -> int:
-    return max(iterations // part, min(iterations, _SHORTEST))
+def _share(iterations: int, part: int, most: int) -> int:
+    return min(most, max(iterations // part, min(iterations, _SHORTEST)))
 
 
 def _ranked(
