@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TypeAlias
 
 import torch
@@ -45,7 +46,7 @@ def disagreement(upload: Upload, again: Sequence[Upload] = ()) -> str:
         for one in (first, *others):
             if wrong := _wrong(one[name]):
                 return f"{name} {wrong}"
-        if any(_repeats(first[name], other[name]) for other in others):
+        if others and _repeats(first[name], [other[name] for other in others]):
             return f"the noise in {name} is not new when the same images are sent again, so it can be taken away"
     return ""
 
@@ -63,21 +64,16 @@ def _wrong(found: _Left) -> str:
     return f"holds {math.sqrt(power):.1%} of the noise that the defence declares" if too_little else ""
 
 
-def _repeats(found: _Left, again: _Left) -> bool:
-    """Return whether what is left of two uploads is alike in the entries that should be noise."""
-    noisy = found[1] > found[2]
-    if not bool(noisy.any()):
-        return False
-    unit = found[0][noisy] / found[1][noisy].sqrt()
-    left, variance, slack = again
-    both = variance[noisy] > slack
-    count = int(both.sum())
+def _repeats(found: _Left, again: Sequence[_Left]) -> bool:
+    """Return whether what is left of uploads is alike in the entries that should be noise."""
+    noisy = torch.stack([one[1] > one[2] for one in (found, *again)]).all(0)
+    count = int(noisy.sum())
     if count == 0:
         return False
-    other = left[noisy][both] / variance[noisy][both].sqrt()
-    product = float((unit[both] * other).mean())
-    size = math.sqrt(float(unit[both].square().mean() * other.square().mean()))
-    return abs(product) > size * min(0.9, _ALIKE / math.sqrt(count) + 0.02)
+    unit, *others = (one[0][noisy] / one[1][noisy].sqrt() for one in (found, *again))
+    alike = fmean(float((unit * other).mean()) for other in others)
+    size = math.sqrt(float(unit.square().mean()) * fmean(float(other.square().mean()) for other in others))
+    return abs(alike) > size * (_ALIKE / math.sqrt(count * len(others)) + 0.02)
 
 
 def _left(upload: Upload) -> Mapping[str, _Left]:

@@ -20,7 +20,8 @@ _RIDGES = (1e-6, 1e-4, 1e-2, 1.0)
 def undone_error(fed: Tensor, private: Tensor) -> float | None:
     """Return the mean squared error per pixel of predicting private images from fed ones; None for too few pairs.
 
-    The better of a linear map and a regression with a Gaussian kernel, both ridge regressions in closed form.
+    The best of a linear map of pixels, one of their angles (for what was added modulo one), and a regression with a
+    Gaussian kernel, all of them ridge regressions in closed form.
 
     Args:
         fed: what models were fed, [N, C, H, W].
@@ -30,21 +31,31 @@ def undone_error(fed: Tensor, private: Tensor) -> float | None:
         return None
     inputs, truth = fed.double().flatten(1), private.double().flatten(1)
     held = torch.arange(len(fed)) % _HELD_BACK == 0
-    centre, mean = inputs[~held].mean(0), truth[~held].mean(0)
-    known, asked = inputs[~held] - centre, inputs[held] - centre
+    mean = truth[~held].mean(0)
     wanted, answer = truth[~held] - mean, truth[held] - mean
-    scale = float(known.square().sum(1).mean().clamp(min=1e-12))
-    apart = torch.cdist(known, known).square()
-    width = float(apart[apart > 0].median()) if bool((apart > 0).any()) else 1.0
-    kernels = (
-        (known @ known.T / scale, asked @ known.T / scale),
-        (torch.exp(-apart / width), torch.exp(-torch.cdist(asked, known).square() / width)),
-    )
+    turned = torch.cat([torch.cos(2 * torch.pi * inputs), torch.sin(2 * torch.pi * inputs)], 1)
+    kernels = [_linear(inputs, held), _linear(turned, held), _gaussian(inputs, held)]
     errors = [float(answer.square().mean())]
     for own, cross in kernels:
         values, vectors = torch.linalg.eigh(own)
-        turned = vectors.T @ wanted
+        along = vectors.T @ wanted
         for ridge in _RIDGES:
-            guess = cross @ (vectors @ (turned / (values.clamp(min=0) + ridge * len(known))[:, None]))
+            guess = cross @ (vectors @ (along / (values.clamp(min=0) + ridge * len(own))[:, None]))
             errors.append(float((guess - answer).square().mean()))
     return min(errors)
+
+
+def _linear(inputs: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inner products [K, K] among the pairs learned from, and [H, K] of those held back with them."""
+    centred = inputs - inputs[~held].mean(0)
+    known, asked = centred[~held], centred[held]
+    scale = known.square().sum(1).mean().clamp(min=1e-12)
+    return known @ known.T / scale, asked @ known.T / scale
+
+
+def _gaussian(inputs: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same with a Gaussian kernel as wide as pairs are apart."""
+    apart = torch.cdist(inputs, inputs[~held]).square()
+    own = apart[~held]
+    width = own[own > 0].median() if bool((own > 0).any()) else own.new_ones(())
+    return torch.exp(-own / width), torch.exp(-apart[held] / width)
