@@ -91,7 +91,9 @@ SAFE = (
 
 
 def audited(out: Path, data: str, **keys: object) -> Run:
-    return run_audit([Scenario.model_validate({"data": data, "attacks": (WEAK,), "targets": 4, **keys})], out)
+    return run_audit(
+        [Scenario.model_validate({"data": data, "attacks": (WEAK,), "targets": 4, "readings": 1, **keys})], out
+    )
 
 
 def states(run: Run) -> dict[str, State | None]:

@@ -36,7 +36,7 @@ _EXACT_UNKNOWNS = 1024
 _MANY_ENTRIES = 1_000_000
 _DRAWS = 8
 """How often an upload that seems to hold nothing is sent again."""
-_PLAYED = 400
+_PLAYED = 240
 """Public images that clients are played with, to learn what a defence makes of images."""
 _LIGHT = Effort(probes=8, rank=32, iterations=15)
 
