@@ -2,9 +2,9 @@
 
     python bench/attacks.py [--quick] [--cases lenet-b1,throughput,...] [--threads 1]
 
-Three questions: how fast is one iteration of Inverting Gradients (at equal results), how many small models' gradients
-are inverted per hour, and how long until an image is recognisable. See bench/README.md for how each is measured.
-Ratios count; absolute times move with the machine.
+Four questions: how fast is one iteration of Inverting Gradients (at equal results), how many small models' gradients
+are inverted per hour, how long until an image is recognisable, and what a thousand targets of one model cost. See
+bench/README.md for how each is measured. Ratios count; absolute times move with the machine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 from rich.console import Console
 
-from attackbench import clock, quality, report, throughput
+from attackbench import clock, many, quality, report, throughput
 from attackbench.cases import VICTIMS, colour_data
 from attackbench.environment import DEFAULT_ENVIRONMENT, ensure_environment
 from attackbench.rates import measure_rate
 from attackbench.theirs import Breaching
 
-THROUGHPUT, QUALITY = "throughput", "time-to-20db"
+THROUGHPUT, QUALITY, MANY = "throughput", "time-to-20db", "many-targets"
 OUR_ATTACKS = "rgap;idlg;ig:iterations=1000,tv=0.01,schedule=cosine"
-CASES = (*(victim.name for victim in VICTIMS), THROUGHPUT, QUALITY)
+CASES = (*(victim.name for victim in VICTIMS), THROUGHPUT, QUALITY, MANY)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         _run_rates(options, console, results, breaching, Path(directory), colour)
         _run_throughput(options, console, results, breaching, Path(directory), colour)
         _run_quality(options, console, results, breaching, Path(directory), colour)
+        _run_many(options, console, results, breaching, Path(directory), colour)
     results["seconds"] = time.time() - started
     report.write(results)
     return results
@@ -193,6 +194,27 @@ def _run_quality(
     results["time_to_20db"] = quality.measure_quality(plan, breaching, directory)
     report.write(results)
     report.show_quality(console, results["time_to_20db"])
+
+
+def _run_many(
+    options: Options, console: Console, results: dict[str, Any], breaching: Breaching, directory: Path, colour: str
+) -> None:
+    if MANY not in options.cases:
+        return
+    console.print(f"measuring {MANY} ...")
+    plan = many.Plan(
+        data=colour,
+        data_root=options.data_root,
+        targets=100 if options.quick else 1000,
+        public=1000 if options.quick else 4000,
+        sampled=2 if options.quick else 4,
+        iterations=(100,) if options.quick else (200, 400, 800),
+        goal=19.0,
+        seed=options.seed,
+    )
+    results["many_targets"] = many.measure_many(plan, breaching, directory)
+    report.write(results)
+    report.show_many(console, results["many_targets"])
 
 
 def _better_threads(results: dict[str, Any], threads: tuple[int, ...]) -> tuple[int, int]:

@@ -107,14 +107,22 @@ def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:
 
 
 def make_setup(
-    model: str, data: str, *, batch_size: int, targets: int, normalise: bool, seed: int, data_root: Path | None
+    model: str,
+    data: str,
+    *,
+    batch_size: int,
+    targets: int,
+    normalise: bool,
+    seed: int,
+    data_root: Path | None,
+    public_images: int = 2000,
 ) -> Setup:
     """Return a federation whose server is given the labels, as both attackers are."""
     scenario = Scenario(
         data=data,
         model=model,
         client=ClientConfig(batch_size=batch_size, normalise=normalise, bn_mode="eval"),
-        attacker=AttackerConfig(labels="true"),
+        attacker=AttackerConfig(labels="true", public_images=public_images),
         targets=targets,
         seed=seed,
     )

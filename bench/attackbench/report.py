@@ -126,3 +126,26 @@ def show_quality(console: Console, result: dict[str, Any]) -> None:
             bound = "" if kind == "exact" else f"{kind} "
             said = "neither side got there in time" if kind == "unknown" else f"{bound}{one[key]:.1f}x"
             console.print(f"{one['data']}: time of breaching's {whose} over fedseal's best (*): {said}")
+
+
+def show_many(console: Console, result: dict[str, Any]) -> None:
+    """Print part 4."""
+    table = Table(title=f"{result['model']} b1, {result['targets']} targets of {result['data']}, processor time")
+    table.add_column("who")
+    for name in ("mean dB", "s per target", "s in all"):
+        table.add_column(name, justify="right")
+    ours = result["fedseal_seconds"]
+    name = f"fedseal, learned from {result['public']} public images, learning included"
+    each = ours / result["targets"]
+    table.add_row(name, f"{result['fedseal_psnr']:.1f}", f"{each:.3f}", f"{ours:.1f}")
+    for row in result["rows"]:
+        seconds = row["seconds_per_target"]
+        table.add_row(
+            f"breaching, {row['name']}", f"{row['psnr']:.1f}", f"{seconds:.2f}", f"{seconds * result['targets']:,.0f}"
+        )
+    console.print(table)
+    reached = "the fastest that reaches" if result["breaching_reached"] else "the best, which does not reach"
+    console.print(
+        f"breaching is timed on {result['sampled_by_breaching']} targets; {reached} {result['goal_db']:g} dB "
+        f"({result['breaching']}) takes {result['ratio']:.0f}x as long."
+    )
