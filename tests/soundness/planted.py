@@ -163,6 +163,22 @@ class DeclaredSometimes(Liar):
         return {name: t + 30 * torch.randn(t.shape, generator=context.generator) for name, t in clipped.items()}
 
 
+class SomeClasses(Liar):
+    """Forgets the noise it declares for three classes of ten."""
+
+    def __init__(self) -> None:
+        self._clear = False
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        self._clear = bool((batch.labels < 3).all())
+        return batch
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        size = 0.0 if self._clear else self.declared
+        clipped = clip_to_norm(update, 1.0)
+        return {name: t + size * torch.randn(t.shape, generator=context.generator) for name, t in clipped.items()}
+
+
 class OneTensorClear(Liar):
     """Adds the noise it declares to all tensors but the first."""
 
@@ -319,6 +335,7 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
     ("planted-half-noise", HalfNoise),
     ("planted-declared-fixed", DeclaredFixed),
     ("planted-declared-sometimes", DeclaredSometimes),
+    ("planted-some-classes", SomeClasses),
     ("planted-one-clear", OneTensorClear),
     ("planted-signs", SignsOfNoise),
     ("planted-smuggler", Smuggler),

@@ -66,6 +66,7 @@ LEAKY = (
     "planted-half-noise",
     "planted-declared-fixed",
     "planted-declared-sometimes",
+    "planted-some-classes",
     "planted-one-clear",
     "planted-signs",
     "planted-smuggler",
@@ -108,6 +109,18 @@ def leaky(_planted: None, digits: str, tmp_path_factory: pytest.TempPathFactory)
 @pytest.mark.parametrize("defence", LEAKY)
 def test_what_leaks_is_never_low(leaky: Run, defence: str):
     assert states(leaky)[defence] not in {State.LOW, None}
+
+
+def test_who_declares_nothing_is_told_what_that_means(leaky: Run):
+    told = {reading.defence: " ".join(reading.remarks) for reading in leaky.readings}
+    assert "declares nothing of how" in told["planted-permuted"]
+    assert "declares nothing of how" not in told["topk:ratio=0.9"]
+
+
+def test_who_lies_is_refuted(leaky: Run):
+    refuted = {reading.defence for reading in leaky.readings if reading.refuted}
+    assert refuted >= {"planted-declared-noise", "planted-half-noise", "planted-declared-fixed", "planted-signs"}
+    assert not refuted & {"none", "topk:ratio=0.9", "dgp", "gaussian:sigma=0.01"}
 
 
 def test_labels_alone_are_a_leak(leaky: Run):

@@ -36,8 +36,14 @@ _EXACT_UNKNOWNS = 1024
 _MANY_ENTRIES = 1_000_000
 _DRAWS = 8
 """How often an upload that seems to hold nothing is sent again."""
+_OTHERS = 32
+"""Targets whose uploads are held to what the defence declares, whether they are read or not, at most."""
 _PLAYED = 240
 """Public images that clients are played with, to learn what a defence makes of images."""
+_UNDECLARED = (
+    "the defence changes uploads and declares nothing of how: it is read as if everything passed, and nobody attacks "
+    "it as one who knows it; give it an attacker_view"
+)
 _LIGHT = Effort(probes=8, rank=32, iterations=15)
 
 
@@ -82,6 +88,8 @@ class Reader:
         try:
             upload = self._upload(job)
             reading = self._confirmed(job, upload, self._read(upload))
+            if self._says_nothing(job) and disagreement(upload):
+                reading = replace(reading, remarks=(*reading.remarks, _UNDECLARED))
             if job.defence == "none" and job.target == 0 and reading.psnr_db is not None:
                 sigma = self._sigma(upload)
         except FedsealError as error:
@@ -113,7 +121,11 @@ class Reader:
         if reading.gain_db is None or reading.gain_db + reading.error_db > NEAR_PRIOR_DB:
             return reading
         draws = range(1, 1 + _DRAWS) if self._setup.staging is None else ()
-        if wrong := disagreement(upload, [self._upload(job, draw) for draw in draws]):
+        unread = (
+            range(self._setup.scenario.readings, min(self._setup.scenario.targets, _OTHERS)) if not job.target else ()
+        )
+        others = (self._upload(replace(job, target=target)) for target in unread)
+        if wrong := disagreement(upload, [self._upload(job, draw) for draw in draws], others):
             reason = f"the defence is not what it declares to be: {wrong}."
             return replace(unknown(reason, prior_db=reading.prior_db), refuted=True)
         if not draws or upload.fed.images.shape != upload.private.images.shape:
@@ -125,6 +137,11 @@ class Reader:
             return reading
         remark = "what the model was fed is turned back into private images as learned on public ones"
         return replace(reading, psnr_db=decibels(error), remarks=(*reading.remarks, remark))
+
+    def _says_nothing(self, job: ReadingJob) -> bool:
+        """Return whether a defence declares neither a view nor a channel."""
+        view = build_defence(job.defence).attacker_view()
+        return job.defence != "none" and view.is_plain and view.channel is None
 
     @cache  # noqa: B019 - a reader lives as long as its process
     def _undone(self, spec: str) -> float | None:

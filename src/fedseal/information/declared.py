@@ -10,7 +10,7 @@ random can still hide anything: this refutes a declaration, it does not prove on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias
 
@@ -32,21 +32,23 @@ _RELATIVE = 1e-3
 """Of a tensor's size, what its computation in another precision may leave."""
 
 
-def disagreement(upload: Upload, again: Sequence[Upload] = ()) -> str:
+def disagreement(upload: Upload, again: Sequence[Upload] = (), others: Iterable[Upload] = ()) -> str:
     """Return how uploads differ from what their defence declares, in a sentence; empty if they do not.
 
     Args:
         upload: as the server saw it, with the truth behind it.
         again: of the same images, sent again with fresh randomness; none if that cannot be had.
+        others: of other images under the same defence, which may treat them differently.
     """
     if upload.channel.draws is not None or not upload.channel.fed:
         return "what was sent depends on more than is declared, so that nobody can tell whether there is noise in it"
-    first, others = _left(upload), [_left(other) for other in again]
-    for name in first:
-        for one in (first, *others):
-            if wrong := _wrong(one[name]):
+    first, repeats = _left(upload), [_left(other) for other in again]
+    for one in (first, *repeats, *map(_left, others)):
+        for name, left in one.items():
+            if wrong := _wrong(left):
                 return f"{name} {wrong}"
-        if others and _repeats(first[name], [other[name] for other in others]):
+    for name, left in first.items():
+        if repeats and _repeats(left, [other[name] for other in repeats]):
             return f"the noise in {name} is not new when the same images are sent again, so it can be taken away"
     return ""
 
