@@ -22,6 +22,7 @@ from fedseal.core.attack import Budget
 from fedseal.core.batch import Batch
 from fedseal.core.errors import FedsealError
 from fedseal.core.identity import identity_of
+from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.observation import Observation, Update
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed, generator
@@ -117,6 +118,8 @@ def _affordable(observation: Observation, iterations: int) -> int:
         return 0
     if rehearse.identity == rehearse.plain().identity:
         return 0  # it does not play the defence, so it cannot tell what knowing it is worth
+    if knowledge.loss != CROSS_ENTROPY and knowledge.auxiliary is None:
+        return 0  # labels can be made up for classes only
     own = copy.deepcopy(observation.model).eval()
     step = 2 * REHEARSALS * _PASSES * multiply_adds(own, (image_count(observation), *knowledge.input_shape))
     steps = min(iterations, MOST_WORK // max(1, step))
