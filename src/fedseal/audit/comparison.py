@@ -21,7 +21,8 @@ from scipy import stats
 from fedseal.audit.cells import NEAR_PRIOR_DB, Cell, Row, Standing
 from fedseal.audit.run import Run
 from fedseal.core.errors import UsageError
-from fedseal.metrics.intervals import FEWEST, Interval, clustered_share
+from fedseal.metrics.intervals import FEWEST, Interval
+from fedseal.metrics.shares import clustered_share
 from fedseal.store.records import TrialRecord
 
 Direction: TypeAlias = Literal["worse", "better", "same"]
