@@ -52,6 +52,7 @@ def test_members_of_a_batch_are_not_independent_tries():
     assert (alone.high or 0) - (alone.low or 0) == pytest.approx(0.47, abs=0.06)
     assert clustered_share([[1.0] * 64] * 4).low == pytest.approx(share_interval(4, 4).low)
     assert effective_tries([[1.0] * 64] * 4) == (1.0, 4.0)
+    assert clustered_share([[1.0]] * 8, exact=True).low == pytest.approx(binomtest(8, 8).proportion_ci().low)
 
 
 def test_shares_of_batches_that_differ_are_covered():

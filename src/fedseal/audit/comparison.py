@@ -263,7 +263,7 @@ def _newcombe(before: Sequence[float], after: Sequence[float], level: float) -> 
     Batches count as the independent tries. Paired or not, it is wide where tries are few: four that all turn from no to
     yes are not yet a change among thirty readings.
     """
-    then, now = (clustered_share([[value] for value in values], level=level) for values in (before, after))
+    then, now = (clustered_share([[value] for value in values], level=level, exact=True) for values in (before, after))
     difference, n = now.mean - then.mean, min(len(before), len(after))
     if n < FEWEST or None in (then.low, then.high, now.low, now.high):
         return Interval(difference, None, None, n, level)

@@ -46,16 +46,21 @@ def lower_limit(successes: float, n: float, confidence: float) -> float:
     return 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, 1 - confidence))
 
 
-def clustered_share(groups: Sequence[Sequence[float]], *, level: float = 0.95) -> Interval:
+def clustered_share(groups: Sequence[Sequence[float]], *, level: float = 0.95, exact: bool = False) -> Interval:
     """Return the share of successes in batches, whose members are not independent, with its interval.
 
     Args:
         groups: one list per batch, of 0 and 1 or of shares.
         level: confidence level, strictly between 0 and 1.
+        exact: Clopper and Pearson's limits, for what is to be decided by them.
     """
     share, effective = effective_tries(groups)
-    found = share_interval(min(share * effective, effective), effective, level=level)
-    return Interval(share, found.low, found.high, sum(len(group) for group in groups), level)
+    hits, count = min(share * effective, effective), sum(len(group) for group in groups)
+    if exact:
+        tail = (1 + level) / 2
+        return Interval(share, lower_limit(hits, effective, tail), upper_limit(hits, effective, tail), count, level)
+    found = share_interval(hits, effective, level=level)
+    return Interval(share, found.low, found.high, count, level)
 
 
 def effective_tries(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
