@@ -23,7 +23,7 @@ LEVELS = (
     {"store", "engines", "testing"},
     {"information"},
     {"attacks", "flower", "nvflare"},
-    {"ledger"},
+    {"hooks", "ledger"},
     {"defences", "detection"},
     {"preparation"},
     {"federation"},

@@ -15,6 +15,8 @@ from torch import Tensor
 from fedseal.core.errors import InputError, UsageError
 
 IMAGE = "image"
+TENSOR = "tensor"
+"""Whatever a model takes, of which nothing is known but that its first dimension is the sample."""
 
 
 class Modality(ABC):
@@ -42,7 +44,17 @@ class _Image(Modality):
         return inputs.to(device, dtype)
 
 
-_MODALITIES: dict[str, Modality] = {IMAGE: _Image()}
+class _Tensor(Modality):
+    """Rows of anything, one per sample, with a label each."""
+
+    def check(self, inputs: Tensor, labels: Tensor) -> None:
+        if inputs.ndim < 1 or labels.ndim < 1 or len(inputs) != len(labels):
+            raise InputError(
+                f"a batch needs as many labels as inputs, got {list(inputs.shape)} and {list(labels.shape)}."
+            )
+
+
+_MODALITIES: dict[str, Modality] = {IMAGE: _Image(), TENSOR: _Tensor()}
 
 
 def register_modality(name: str, modality: Modality) -> None:

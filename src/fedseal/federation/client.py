@@ -275,7 +275,7 @@ def sample_gradients(model: nn.Module, batch: Batch, loss: Loss) -> dict[str, Te
             output: Tensor = functional_call(model, dict(values), (images,))
             return output
 
-        return loss(bound, Batch(image.unsqueeze(0), label.unsqueeze(0)))
+        return loss(bound, Batch(image.unsqueeze(0), label.unsqueeze(0), batch.modality))
 
     each = vmap(grad(one), in_dims=(None, 0, 0), randomness="different")
     result: dict[str, Tensor] = each(parameters, batch.inputs, batch.labels)

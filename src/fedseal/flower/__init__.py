@@ -17,6 +17,7 @@ except ImportError as error:
 from fedseal.flower.defend import defend
 from fedseal.flower.detect import detect
 from fedseal.flower.guard import DroppedReply, GuardedStrategy, guard
+from fedseal.flower.loops import sealed_loop
 from fedseal.flower.record import Recorder, record
 from fedseal.flower.rounds import TrainedRound, train_round, wrap_model
 
@@ -29,6 +30,7 @@ __all__ = [
     "detect",
     "guard",
     "record",
+    "sealed_loop",
     "train_round",
     "wrap_model",
 ]

@@ -114,6 +114,11 @@ def opened(seal: Seal) -> Iterator[Seal]:
         _OPEN.reset(token)
 
 
+def open_seal() -> Seal | None:
+    """Return the seal that is open around this client's train function, or None."""
+    return _OPEN.get()
+
+
 @dataclass(frozen=True)
 class TrainedRound:
     """What a train function gets back.
@@ -140,7 +145,7 @@ def train_round(
         dataset: all of the client's data, which the batches are of, for defences that draw from it or put other images
             in its place; the batches if it is left out.
     """
-    seal = _OPEN.get() or Seal(Defence(), generator(None), 0, "client")
+    seal = open_seal() or Seal(Defence(), generator(None), 0, "client")
     _check_shape(seal.defence, batches)
     _check_range(seal.defence, batches)
     client = held_by(seal.client, batches, config, seal.defence.name, dataset=dataset)
