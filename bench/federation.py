@@ -1,6 +1,7 @@
 """Seconds per round: fedseal's in-process engine, a bare PyTorch loop, and Flower's simulation.
 
     python bench/federation.py [--quick] [--models lenet,resnet18] [--clients 10,100] [--rounds 5] [--threads N]
+    python bench/federation.py --sealed [--models lenet,resnet18] [--rounds 5]
 
 Every engine runs the same federation: FedAvg, all clients in every round, the same model, batches of the same size,
 plain SGD. fedseal and the loop take turns, so that a machine that slows down slows both; the medians are compared. Both
@@ -8,6 +9,9 @@ have all cores: fedseal trains as many clients at once, the loop leaves them to 
 own, once as shipped (two cores per client), once with one core per client. Then come rounds of 10, 100
 and 1000 clients by fedseal alone, in fresh processes on one thread: seconds of processor time per client, and the peak
 of memory. Results go to bench/out/federation.json.
+
+With --sealed only what sealing adds to a round of a Flower federation is measured: `defend` with a ledger and `guard`,
+and the monitor where it is there, beside the same federation without, in turns (`fedbench.sealed`).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,9 @@ WORK = {"lenet": (2, 32), "resnet18": (1, 8)}
 """Local steps and batch size per model."""
 GROWTH = (10, 100, 1000)
 LIMIT_LOOP, LIMIT_FLOWER = 1.5, 3.0
+SEALED_WORK = {"lenet": (2, 50, 32), "resnet18": (2, 12, 16)}
+"""Clients, local steps and batch size per model of the federation that is sealed."""
+LIMIT_SEALED, LIMIT_WATCHED = 1.05, 1.10
 FLOWER = {"as shipped": 2, "with one core a client": 1}
 """Cores per client of Flower's simulation."""
 
@@ -139,6 +147,32 @@ def show(console: Console, results: list[dict[str, Any]], growth: list[dict[str,
         console.print(table)
 
 
+def sealed(models: list[str], rounds: int, console: Console) -> list[dict[str, Any]]:
+    """Measure and print what sealing adds to a round."""
+    from fedbench.sealed import in_turns as sealed_in_turns
+
+    table = Table(title=f"seconds per round, mean and median of {rounds}, and over the bare federation")
+    for heading in ("case", "variant", "mean", "median", "median / bare"):
+        table.add_column(heading, justify="left" if heading in ("case", "variant") else "right")
+    results = []
+    for model in models:
+        clients, steps, batch = SEALED_WORK[model]
+        case = Case(model, clients, steps, batch, examples=steps * batch)
+        with console.status(f"{case.name}, sealed"):
+            seconds = sealed_in_turns(case, rounds, clock=time.process_time)
+        bare = seconds["bare"]
+        for name, times in seconds.items():
+            over = statistics.median(ours / plain for ours, plain in zip(times, bare, strict=True))
+            mean, median = statistics.mean(times), statistics.median(times)
+            table.add_row(case.name, name, f"{mean:.3f}", f"{median:.3f}", f"{over:.3f}x")
+        results.append({**asdict(case), "seconds": seconds})
+    console.print(table)
+    console.print(
+        f"Wanted: at most {LIMIT_SEALED}x with seal, ledger and guard, {LIMIT_WATCHED}x with the monitor (mean)."
+    )
+    return results
+
+
 def main() -> None:
     """Read the command line, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -148,6 +182,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured per engine, each after one to warm up")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores of fedseal and loop")
     parser.add_argument("--no-flower", action="store_true", help="leave Flower out")
+    parser.add_argument("--sealed", action="store_true", help="only what sealing adds to a round of Flower")
     parser.add_argument("--no-growth", action="store_true", help="leave out the rounds of up to 1000 clients")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for Flower, per case")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -155,6 +190,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     console = Console()
     models = ["lenet"] if options.quick else options.models.split(",")
+    if options.sealed:
+        sealed(models, options.rounds, console)
+        return
     counts = [10] if options.quick else [int(text) for text in options.clients.split(",")]
     options.rounds = 3 if options.quick else options.rounds
     results = [compare(Case(model, count, *WORK[model]), options, console) for model in models for count in counts]
