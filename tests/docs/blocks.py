@@ -1,0 +1,182 @@
+"""The code in Markdown pages: found, and run as a reader would run it. What marks mean is in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ("sh", "python")
+"""Languages that are run, if the block is not a file."""
+SHOWN = ("yaml", "toml", "json", "text", "console", "html", "ini", "xml")
+MARKS = ("slow", "fresh", "not run", "exits", "before")
+_MARK = re.compile(rf"<!--\s*({'|'.join(MARKS)}):\s*(.*?)\s*-->", re.DOTALL)
+_NAMED = re.compile(r"`([\w./-]+\.\w+)`[^`]*:$")
+_FIRST_LINE = re.compile(r"# ([\w./-]+\.\w+)(?:\s|$)")
+_COPIED = ("examples", "docs", "Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+_INTERPRETER = """
+import json, sys, traceback
+sys.path.insert(0, "")
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    try:
+        exec(compile(json.loads(line), "<the page>", "exec"), names)
+        print("\\n<<ok>>", flush=True)
+    except BaseException:
+        print(traceback.format_exc() + "\\n<<failed>>", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code in a page.
+
+    Attributes:
+        page: path of the page.
+        line: of its fence, from 1.
+        language: after the fence; empty if it has none.
+        code: its lines.
+        marks: what the comments above it say.
+        file: the file it is the content of, or None.
+    """
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    marks: dict[str, str] = field(default_factory=dict)
+    file: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Page and line."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The commands of a shell block as words, without what joins and redirects them."""
+        found: list[list[str]] = []
+        for line in self.code.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            found.append([])
+            for word in lexer:
+                if set(word) <= set("();<>|&"):
+                    found.append([])
+                else:
+                    found[-1].append(word)
+        return [words for words in found if words]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, in order, those in lists among them."""
+    return read_blocks(page, page.read_text(encoding="utf-8"))
+
+
+def read_blocks(page: Path, text: str) -> list[Block]:
+    """Return the blocks of a page's text; an indented block is one without a language."""
+    found: list[Block] = []
+    marks: dict[str, str] = {}
+    said = ""
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "html_block":
+            marks |= dict(_MARK.findall(token.content))
+        elif token.type == "inline":
+            said, marks = token.content, {}
+        elif token.type in ("fence", "code_block") and not token.info.startswith("{"):
+            line = (token.map or [0])[0] + 1
+            found.append(Block(page, line, token.info.strip(), token.content, marks, _file(token.content, said)))
+            said, marks = "", {}
+    return found
+
+
+def _file(code: str, said: str) -> str | None:
+    """Return the name of the file a block is: said by its first line, or at the end of the sentence before."""
+    named = _FIRST_LINE.match(code) or _NAMED.search(said.strip())
+    return named.group(1) if named else None
+
+
+class Reader:
+    """Somebody who does what a page says, in a directory of their own with the repository's examples."""
+
+    def __init__(self, directory: Path, *, fresh: bool = False) -> None:
+        self._directory, self._state = directory, directory.parent / f"{directory.name}.state"
+        self._interpreter: subprocess.Popen[str] | None = None
+        directory.mkdir(parents=True)
+        for name in (*_COPIED, "src", ".gitignore", "tests") if fresh else _COPIED:
+            source = ROOT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, directory / name)
+        environment = {} if fresh else {"PYTHONPATH": str(ROOT / "src")}
+        path = [] if fresh else [str(Path(sys.executable).parent)]
+        environment |= {"PATH": os.pathsep.join([*path, os.environ["PATH"]]), "COLUMNS": "120", "TERM": "dumb"}
+        environment |= {"FEDSEAL_CACHE": str(directory.parent / "cache"), "OMP_NUM_THREADS": "1"}
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+        self._state.write_text("\n".join([*lines, f"cd {shlex.quote(str(directory))}", ""]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._interpreter is not None:
+            self._interpreter.kill()
+            self._interpreter.communicate()
+
+    def read(self, block: Block) -> None:
+        """Do what a block says; raises AssertionError with what was printed if that does not work."""
+        if block.file is not None:
+            path = self._directory / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code, encoding="utf-8")
+        elif block.language in RUN:
+            run = self._shell if block.language == "sh" else self._python
+            if "before" in block.marks:
+                run(block, block.marks["before"], 0)
+            run(block, block.code, int(block.marks.get("exits", 0)))
+
+    def _shell(self, block: Block, code: str, expected: int) -> None:
+        state = shlex.quote(str(self._state))
+        keep = (
+            f"keep() {{ code=$?; {{ export -p; printf 'cd %q\\n' \"$PWD\"; }} > {state}; exit $code; }}\ntrap keep EXIT"
+        )
+        script = f". {state}\n{keep}\nset -e\n{code}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=1800)
+        assert done.returncode == expected, (
+            f"{block.where} ends with {done.returncode}\n{code}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
+
+    def _python(self, block: Block, code: str, expected: int) -> None:
+        if self._interpreter is None:
+            command = f". {shlex.quote(str(self._state))}; exec python -u -c {shlex.quote(_INTERPRETER)}"
+            self._interpreter = subprocess.Popen(
+                ["bash", "-c", command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        talk = self._interpreter
+        assert talk.stdin is not None
+        assert talk.stdout is not None
+        talk.stdin.write(json.dumps(code) + "\n")
+        talk.stdin.flush()
+        said: list[str] = []
+        for line in talk.stdout:
+            if line.strip() in ("<<ok>>", "<<failed>>"):
+                assert line.strip() == "<<ok>>", f"{block.where} fails\n{code}\n" + "".join(said)[-3000:]
+                return
+            said.append(line)
+        raise AssertionError(f"{block.where} ended the interpreter\n{code}\n" + "".join(said)[-3000:])
