@@ -37,9 +37,17 @@ def audit_update_command(
     learning_rate: Annotated[float | None, typer.Option(help="Of the client's steps.")] = None,
     local_steps: Annotated[int | None, typer.Option(min=1, help="Of the client in this round.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per local step.")] = None,
-    bn_mode: Annotated[str | None, typer.Option(help="eval, train-nostats or train-exact-stats.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Normalisation per channel, e.g. 0.49,0.48,0.45.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="Of the client's steps: sgd or adam.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the client's SGD.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of the client's steps.")] = None,
+    bn_mode: Annotated[
+        str | None, typer.Option(help="eval, train-nostats or train-exact-stats; searched if absent.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Normalisation per channel, e.g. 0.49,0.48,0.45; searched if absent.")
+    ] = None,
     std: Annotated[str | None, typer.Option(help="Normalisation per channel.")] = None,
+    search: Annotated[bool, typer.Option(help="Search what nobody said of the client.")] = True,
     labels: Annotated[
         str | None, typer.Option(help="True labels, e.g. 3,1; inferred from the update if absent.")
     ] = None,
@@ -51,6 +59,7 @@ def audit_update_command(
     defence: Annotated[str | None, typer.Option(help="Defence the attacker knows was applied.")] = None,
     round_number: Annotated[int | None, typer.Option("--round", help="Which round of a directory.")] = None,
     client: Annotated[str | None, typer.Option(help="Which client of a directory.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Audit all updates of the directory.")] = False,
     iterations: Annotated[int | None, typer.Option(min=1, help="Attack iterations per start.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Independent starts, whose agreement is reported.")] = 3,
     seed: Annotated[int, typer.Option(help="Determines all starts.")] = 0,
@@ -59,12 +68,12 @@ def audit_update_command(
     data_root: DataRoot = None,
     redact: Redact = False,
 ) -> None:
-    """Attack one update that a real client sent, and report what came back.
+    """Attack updates that real clients sent, and report what came back.
 
     With the originals the result is scored; without, it comes with the
     attacker's own confidence: how much of the update the rebuilt images explain,
-    and how well independent starts agree. The attack is ig unless others are
-    named; --fail-on needs --original.
+    and how well independent starts agree. --fail-on judges the score, or that
+    confidence: high counts as very-high. The attack is auto unless others are named.
     """
     from rich.console import Console
 
@@ -72,54 +81,67 @@ def audit_update_command(
     from fedseal.metrics.lpips import load_lpips
     from fedseal.report.update import render_update_terminal, write_update_reports
     from fedseal.updates.audit import audit_update
-    from fedseal.updates.case import UpdateSource, build_case
+    from fedseal.updates.case import UpdateSource, build_case, build_cases
+    from fedseal.updates.estimate import estimated_seconds, in_words
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
-    if limit is not None and not original:
-        raise UsageError("--fail-on needs --original.", hint="Without originals there is no risk to compare.")
+    if every and (original or labels):
+        raise UsageError("originals and labels belong to one update.", hint="Leave --all out, or --original, --labels.")
     look_here_for_models()
-    case = build_case(
-        UpdateSource(
-            model=model,
-            update=update,
-            before=before,
-            after=after,
-            round=round_number,
-            client=client,
-            labels=None if labels is None else tuple(numbers(labels, int, "--labels")),
-            originals=tuple(original or ()),
-            defence=defence,
-            facts={
-                "kind": kind,
-                "input_shape": image_shape(input_shape),
-                "num_classes": classes,
-                "learning_rate": learning_rate,
-                "local_steps": local_steps,
-                "batch_size": batch_size,
-                "bn_mode": bn_mode,
-                "mean": None if mean is None else numbers(mean, float, "--mean"),
-                "std": None if std is None else numbers(std, float, "--std"),
-            },
-        )
+    source = UpdateSource(
+        model=model,
+        update=update,
+        before=before,
+        after=after,
+        round=round_number,
+        client=client,
+        labels=None if labels is None else tuple(numbers(labels, int, "--labels")),
+        originals=tuple(original or ()),
+        defence=defence,
+        facts={
+            "kind": kind,
+            "input_shape": image_shape(input_shape),
+            "num_classes": classes,
+            "learning_rate": learning_rate,
+            "local_steps": local_steps,
+            "batch_size": batch_size,
+            "optimiser": optimiser,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "bn_mode": bn_mode,
+            "mean": None if mean is None else numbers(mean, float, "--mean"),
+            "std": None if std is None else numbers(std, float, "--std"),
+        },
     )
-    console = Console(stderr=True)
-    with console.status("attacking") as status:
-        audit = audit_update(
-            case,
-            attack or ["ig"],
-            iterations=iterations,
-            restarts=restarts,
-            seed=seed,
-            public=_public_batch(public, data_root),
-            lpips=load_lpips() if original else None,
-            command=command_line(),
-            listener=lambda done, images: status.update(f"attacking {done:.0%}"),
-        )
-    written = write_update_reports(audit, out, redact=redact)
-    Console().print(render_update_terminal(audit))
-    typer.echo(f"report: {written['html']}")
-    if limit is not None and (limit is RiskLevel.LOW or (audit.level is not None and audit.level >= limit)):
+    cases = build_cases(source) if every else [build_case(source)]
+    attacks, console, reached = attack or ["auto"], Console(stderr=True), False
+    expected = estimated_seconds(cases[0], attacks, iterations=iterations, restarts=restarts, search=search)
+    console.print(f"{len(cases)} update(s), {in_words(expected * len(cases))}", highlight=False)
+    for case in cases:
+        with console.status("attacking") as status:
+            audit = audit_update(
+                case,
+                attacks,
+                iterations=iterations,
+                restarts=restarts,
+                seed=seed,
+                public=_public_batch(public, data_root),
+                lpips=load_lpips() if original else None,
+                command=command_line(),
+                listener=_shown_by(status),
+                search=search,
+            )
+        place = out / "".join(c if c.isalnum() else "-" for c in case.title) if every else out
+        written = write_update_reports(audit, place, redact=redact)
+        Console().print(render_update_terminal(audit))
+        typer.echo(f"report: {written['html']}")
+        reached = reached or (limit is not None and audit.reaches(limit))
+    if reached:
         raise typer.Exit(1)
+
+
+def _shown_by(status: Any) -> Any:
+    return lambda done, images: status.update(f"attacking {done:.0%}")
 
 
 def _public_batch(spec: str | None, data_root: Path | None) -> Any:

@@ -42,6 +42,7 @@ class UpdateFacts(BaseModel):
         learning_rate, local_steps, batch_size: how the client trains.
         loss_reduction: over the batch.
         bn_mode: how the client runs batch normalisation.
+        optimiser, momentum, weight_decay: of the client's steps.
         input_shape: C, H, W of an image.
         num_classes: outputs of the model.
         mean, std: normalisation between images in [0, 1] and the model, per channel.
@@ -57,7 +58,10 @@ class UpdateFacts(BaseModel):
     local_steps: int | None = Field(default=None, ge=1)
     batch_size: int | None = Field(default=None, ge=1)
     loss_reduction: Literal["mean", "sum"] = "mean"
-    bn_mode: BNMode = "eval"
+    bn_mode: BNMode | None = None
+    optimiser: Literal["sgd", "adam"] | None = None
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    weight_decay: float | None = Field(default=None, ge=0)
     input_shape: tuple[int, int, int] | None = None
     num_classes: int | None = Field(default=None, ge=1)
     mean: tuple[float, ...] | None = None

@@ -22,12 +22,9 @@ from fedseal.audit.evidence import ORACLE_MARGIN_DB
 from fedseal.audit.levels import RiskLevel, State, level_of
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.batch import Batch
-from fedseal.core.defence import Defence
-from fedseal.core.errors import InputError, TrialError
+from fedseal.core.errors import InputError, TrialError, UsageError
 from fedseal.core.reconstruction import Reconstruction
-from fedseal.core.seeds import derive_seed, generator
-from fedseal.core.tensors import Tensors
-from fedseal.federation.client import client_round
+from fedseal.core.seeds import derive_seed
 from fedseal.metrics.baselines import ROUNDING, attainable, chance_baselines, flat, noise, winsorised
 from fedseal.metrics.gradient import relative_distance
 from fedseal.metrics.image import psnr
@@ -35,8 +32,10 @@ from fedseal.metrics.lpips import Lpips
 from fedseal.metrics.matching import IMAGE_RANGE, hungarian
 from fedseal.metrics.score import Scores, score
 from fedseal.updates.case import UpdateCase
+from fedseal.updates.unknowns import explanation, resolved
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
+_CONFIDENT = {"high": RiskLevel.VERY_HIGH, "medium": RiskLevel.MEDIUM, "low": RiskLevel.LOW}
 
 AGREE_DB = 20.0
 """Starts whose images are this close show the same picture; the level from which risk is very high."""
@@ -123,6 +122,15 @@ class UpdateAudit:
         """The worst risk; None without originals, and where no attack found anything."""
         return max((attempt.level for attempt in self.attempts if attempt.level is not None), default=None)
 
+    def reaches(self, limit: RiskLevel) -> bool:
+        """Whether the risk is at a limit or above; without originals, whether the attacker's own confidence is."""
+        if limit is RiskLevel.LOW:
+            return True
+        if self.worst.scores is None:
+            sure = max((_CONFIDENT[attempt.confidence] for attempt in self.attempts), default=RiskLevel.LOW)
+            return sure >= limit
+        return self.level is not None and self.level >= limit
+
     @property
     def standing(self) -> Standing | None:
         """The worst level, or that nothing was shown; None without originals."""
@@ -141,7 +149,7 @@ class UpdateAudit:
         words = {
             "high": f"{worst.attack} rebuilt {what} behind this update, and can be sure of it without the original.",
             "medium": f"{worst.attack} rebuilt something from this update; it cannot be sure that it is {what}.",
-            "low": f"{worst.attack} did not rebuild {what} behind this update.",
+            "low": f"{worst.attack} did not rebuild {what} behind this update; that is no proof that nobody can.",
         }
         return words[worst.confidence]
 
@@ -157,6 +165,7 @@ def audit_update(
     lpips: Lpips | None = None,
     command: str = "",
     listener: Listener | None = None,
+    search: bool = True,
 ) -> UpdateAudit:
     """Attack an update with every attack named, from `restarts` independent starts each.
 
@@ -170,10 +179,18 @@ def audit_update(
         lpips: the perceptual metric, or None where its weights are absent.
         command: that was given, for the report.
         listener: told of progress.
+        search: whether what nobody said of the client is searched first (`unknowns`).
     """
     built = [(name, ATTACKS.build(name)) for name in attacks]
     for _, attack in built:
         attack.check(case.observation)  # all of them, before the first takes its time
+    if not search and "learning_rate" in case.unknown:
+        raise UsageError(
+            "a weight change can be read as a gradient only with the learning rate.",
+            hint="Give --learning-rate, or let it be searched.",
+        )
+    if search:
+        case = resolved(case, derive_seed(seed, "unknowns"))
     attempts = []
     for name, attack in built:
         found = _starts(case, attack, Budget(iterations, 1), restarts, derive_seed(seed, "attack", name), listener)
@@ -214,20 +231,7 @@ def _starts(
 
 def _residual(case: UpdateCase, images: Tensor, labels: Tensor) -> float | None:
     """Return how much of the update is left when these images explain what they can of it."""
-    observed = case.observation.update.tensors
-    size = case.observation.knowledge.batch_size or len(images)
-    like = next(iter(observed.values()))
-    batches = [
-        Batch(part, own)
-        for part, own in zip(torch.split(images.to(like), size), torch.split(labels.cpu(), size), strict=True)
-    ]
-    done = client_round(case.observation.model, batches, case.config, Defence(), generator(0, "residual"))
-    view = case.observation.knowledge.defence
-    explained: Tensors = done.update.tensors
-    if view is not None:
-        observed = view.read(observed)
-        explained = view.simulate(explained, observed)
-    return relative_distance(observed, explained)
+    return relative_distance(*explanation(case, images, labels))
 
 
 def _agreement(images: Sequence[Tensor]) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError, UsageError
@@ -27,6 +28,9 @@ from fedseal.federation.tensor_file import read_tensors
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, read_update, read_updates, weight_change
 from fedseal.models.registry import MODELS, build_model, output_size
 from fedseal.store.findings import Finding
+
+NOMINAL_RATE = 0.1
+"""Learning rate an update is read with until a better one is found."""
 
 _MAX_PIXELS = 1 << 24
 
@@ -68,6 +72,8 @@ class UpdateCase:
         originals: the private batch, where it was given.
         title: which update this is.
         findings: what a reader must know to judge the result.
+        unknown: facts that nobody stated, for `unknowns` to search: normalisation, bn_mode, learning_rate, optimiser.
+        optimiser: of the client's steps.
     """
 
     observation: Observation
@@ -75,61 +81,107 @@ class UpdateCase:
     originals: Batch | None
     title: str
     findings: tuple[Finding, ...]
+    unknown: frozenset[str] = frozenset()
+    optimiser: str = "sgd"
+
+
+def build_cases(source: UpdateSource) -> list[UpdateCase]:
+    """Return all updates of a directory that are asked for, or the one that there is."""
+    if source.update is None or not source.update.is_dir():
+        return [build_case(source)]
+    return [_case(source, recorded, _title(recorded)) for recorded in _matching(source)]
 
 
 def build_case(source: UpdateSource) -> UpdateCase:
-    """Read, check and put together everything an attack needs."""
+    """Read, check and put together everything an attack needs; the first update, of a directory."""
     if (source.update is None) == (source.after is None):
         raise UsageError(
             "which update is to be audited?", hint="Give --update FILE, or --before FILE with --after FILE."
         )
     if source.after is not None and source.before is None:
         raise UsageError("--after needs --before.", hint="The update is the difference of the two.")
-    recorded, title = _recorded(source)
+    return _case(source, *_recorded(source))
+
+
+def _case(source: UpdateSource, recorded: RecordedUpdate | None, title: str) -> UpdateCase:
     facts = _facts(source, recorded)
     state = _state(source, recorded)
     shape = _required(facts.input_shape, "the images' shape", "--input-shape C,H,W")
     model = _model(source, shape, facts.num_classes, state)
     classes = output_size(model, shape)
-    config = _config(facts)
+    normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
+    config = _config(facts, normalised)
     set_mode(model, config)
-    update = _update(source, recorded, model, facts.kind)
+    update = _without_decay(_update(source, recorded, model, facts.kind), model, facts)
     findings = list(_findings(source, facts, recorded))
     originals = _originals(source, shape, classes) if source.originals else None
     size = _batch_size(facts, source, originals)
-    if facts.kind == "delta" and facts.learning_rate is None:
-        raise UsageError(
-            "a weight change can be read as a gradient only with the learning rate.", hint="Give --learning-rate."
-        )
     knowledge = Knowledge(
         input_shape=shape,
         num_classes=classes,
         loss_reduction=facts.loss_reduction,
-        bn_mode=facts.bn_mode,
+        bn_mode=config.bn_mode,
         label_rule="true" if source.labels is not None else "identity",
         batch_size=size,
         labels=None if source.labels is None else _labels(source.labels, size * config.local_steps, classes),
         clients=1,
         local_steps=config.local_steps,
-        learning_rate=facts.learning_rate,
+        learning_rate=config.learning_rate if facts.kind == "delta" else facts.learning_rate,
         normalisation=facts.normalisation,
         defence=None if source.defence is None else build_defence(source.defence).attacker_view(),
     )
-    return UpdateCase(Observation(model, update, knowledge), config, originals, title, tuple(findings))
+    return UpdateCase(
+        Observation(model, update, knowledge),
+        config,
+        originals,
+        title,
+        tuple(findings),
+        _unknown(facts, normalised),
+        facts.optimiser or "sgd",
+    )
+
+
+def _unknown(facts: UpdateFacts, normalised: bool) -> frozenset[str]:
+    """Return what nobody stated and matters for this update."""
+    moved = facts.kind == "delta"
+    open_questions = {
+        "normalisation": facts.normalisation is None,
+        "bn_mode": normalised and facts.bn_mode is None,
+        "learning_rate": moved and facts.learning_rate is None,
+        "optimiser": moved and facts.optimiser is None,
+    }
+    return frozenset(name for name, is_open in open_questions.items() if is_open)
+
+
+def _without_decay(update: Update, model: nn.Module, facts: UpdateFacts) -> Update:
+    """Take out of a weight change what weight decay made of it: lr x decay x weights in every step, to first order."""
+    if facts.kind != "delta" or not facts.weight_decay:
+        return update
+    share = (facts.learning_rate or NOMINAL_RATE) * facts.weight_decay * (facts.local_steps or 1)
+    weights = dict(model.named_parameters())
+    changes = {name: tensor + share * weights[name].detach() for name, tensor in update.tensors.items()}
+    return Update(changes, update.kind)
 
 
 def _recorded(source: UpdateSource) -> tuple[RecordedUpdate | None, str]:
     if source.update is None:
         return None, f"{source.after} minus {source.before}"
     if source.update.is_dir():
-        return _chosen(source)
+        found = _matching(source)
+        others = "" if len(found) == 1 else f", the first of {len(found)}"
+        return found[0], _title(found[0]) + others
     if "fedseal" not in read_tensors(source.update, "update").metadata:
         return None, str(source.update)
     recorded = read_update(source.update)
-    return recorded, f"round {recorded.facts.round} of client {recorded.facts.client}"
+    return recorded, _title(recorded)
 
 
-def _chosen(source: UpdateSource) -> tuple[RecordedUpdate, str]:
+def _title(recorded: RecordedUpdate) -> str:
+    return f"round {recorded.facts.round} of client {recorded.facts.client}"
+
+
+def _matching(source: UpdateSource) -> list[RecordedUpdate]:
+    """Return the updates of a directory that are of the round and client asked for."""
     assert source.update is not None
     everything = read_updates(source.update)
     found = [
@@ -145,9 +197,7 @@ def _chosen(source: UpdateSource) -> tuple[RecordedUpdate, str]:
             f"{source.update} holds no such update.",
             hint=f"Rounds: {', '.join(map(str, rounds))}; clients: {', '.join(clients)}.",
         )
-    first = found[0]
-    others = "" if len(found) == 1 else f", the first of {len(found)}"
-    return first, f"round {first.facts.round} of client {first.facts.client}{others}"
+    return found
 
 
 def _facts(source: UpdateSource, recorded: RecordedUpdate | None) -> UpdateFacts:
@@ -231,12 +281,13 @@ def _possible_outputs(state: Tensors | None) -> list[int]:
     return sorted(_required(widths or None, "the number of classes", "--classes N"))
 
 
-def _config(facts: UpdateFacts) -> RoundConfig:
+def _config(facts: UpdateFacts, normalised: bool) -> RoundConfig:
     plain = RoundConfig()
     return RoundConfig(
         local_steps=facts.local_steps or 1,
-        learning_rate=facts.learning_rate or plain.learning_rate,
-        bn_mode=facts.bn_mode,
+        learning_rate=facts.learning_rate or NOMINAL_RATE,
+        bn_mode=facts.bn_mode or ("train-nostats" if normalised else "eval"),
+        momentum=facts.momentum or 0.0,
         loss_reduction=facts.loss_reduction,
         normalisation=facts.normalisation or plain.normalisation,
         upload=facts.kind,
@@ -336,6 +387,26 @@ def _findings(source: UpdateSource, facts: UpdateFacts, recorded: RecordedUpdate
                 topic="local steps",
                 text="nobody said how many local steps are behind the weight change; one is assumed.",
                 advice="Give --local-steps if there were more.",
+            )
+        )
+    steps = facts.local_steps or 1
+    if facts.kind == "delta" and facts.optimiser is None:
+        found.append(
+            Finding(
+                severity="note",
+                topic="optimiser",
+                text="nobody said how the client steps; plain SGD is assumed unless the change shows another.",
+                advice="Give --optimiser, --momentum and --weight-decay as the client uses them.",
+            )
+        )
+    if steps > 1 and (facts.momentum or facts.optimiser == "adam"):
+        found.append(
+            Finding(
+                severity="warning",
+                topic="optimiser",
+                text=f"{steps} local steps with {'Adam' if facts.optimiser == 'adam' else 'momentum'} are attacked as "
+                "plain steps: an attacker who unrolls them does better.",
+                advice="That nothing was found says little here.",
             )
         )
     claimed = None if recorded is None else recorded.facts.defence
