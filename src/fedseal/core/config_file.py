@@ -54,7 +54,8 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(_one_or_many)]
 Source: TypeAlias = BaseModel | Mapping[str, Any] | PathText
 """What a configuration can be given as: itself, plain values, a YAML file, or YAML text."""
 
-_DOCUMENTS = {"train": "docs/training.md", "tradeoff": "docs/tradeoff.md"}
+_DOCUMENTS = {"train": "docs/training.md", "tradeoff": "docs/tradeoff.md", "supernode": "docs/sealing.md"}
+_COMMANDS = {"supernode": "fedseal-supernode"}
 _YAML_TEXT = re.compile(r"\n|:\s")
 
 
@@ -138,7 +139,8 @@ def validate_config(
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
+        found = error.errors()
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a slip explains a gap
         path = [part for part in first["loc"] if part != "__root__"]
         key = ".".join(map(str, path))
         line = _line_of(node, path)
@@ -149,7 +151,8 @@ def validate_config(
             ) from error
         raise UsageError(
             f"{where}: key {key!r} cannot be {first['input']!r}: {_sentence(first['msg'])}.",
-            hint=f"`fedseal {command} --help` and {_DOCUMENTS.get(command, 'docs/scenario.md')} describe the keys.",
+            hint=f"`{_COMMANDS.get(command, f'fedseal {command}')} --help` and "
+            f"{_DOCUMENTS.get(command, 'docs/scenario.md')} describe the keys.",
         ) from error
 
 

@@ -9,6 +9,8 @@ its older client API only.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import flwr  # noqa: F401
 except ImportError as error:
@@ -21,6 +23,9 @@ from fedseal.flower.loops import sealed_loop
 from fedseal.flower.record import Recorder, record
 from fedseal.flower.rounds import TrainedRound, train_round, wrap_model
 
+if TYPE_CHECKING:
+    from fedseal.flower.monitoring import monitor
+
 __all__ = [
     "DroppedReply",
     "GuardedStrategy",
@@ -29,8 +34,18 @@ __all__ = [
     "defend",
     "detect",
     "guard",
+    "monitor",
     "record",
     "sealed_loop",
     "train_round",
     "wrap_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only some clients need when it is first asked for: every message starts a process of its own."""
+    if name == "monitor":
+        from fedseal.flower.monitoring import monitor
+
+        return monitor
+    raise AttributeError(f"module 'fedseal.flower' has no attribute {name!r}")
