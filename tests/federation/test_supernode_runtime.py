@@ -111,7 +111,7 @@ def main(grid, context):
     while not (nodes := list(grid.get_node_ids())):
         pass
     found = {}
-    for kind, way in (("train", "plain"), ("train", "records"), ("train", "crash"), ("evaluate", "plain"), ("query", "plain"), ("train", "late")):
+    for kind, way in (("train", "crash"), ("train", "plain"), ("train", "records"), ("evaluate", "plain"), ("query", "plain"), ("train", "late")):
         arrays = ArrayRecord({"layer.weight": Array(np.zeros(100, np.float32))})
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({"way": way})})
         reply = next(iter(grid.send_and_receive([Message(content, nodes[0], kind)])))

@@ -1,0 +1,74 @@
+"""What the monitor costs as configured by default: readings as a share of the time of rounds, and of one reading.
+
+    python bench/watch.py --model lenet-relu --seconds 60
+
+A client trains by Flower's message API under `defend` and `monitor`, one round after the other. The monitor waits after a
+reading until that is paid off, so the share falls towards `overhead` (0.1) from above with the length of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+from fedseal.core.batch import Batch
+from fedseal.data.registry import DATASETS
+from fedseal.data.resize import at_size
+from fedseal.federation.client import RoundConfig
+from fedseal.flower import defend, monitor
+from fedseal.flower.monitoring import STATE
+from fedseal.models.registry import build_model
+
+
+def main() -> None:
+    """Measure and print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="lenet-relu")
+    parser.add_argument("--size", type=int, default=28, help="pixels of a side")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the whole run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    data = at_size(DATASETS.build("digits"), options.size) if options.size != 28 else DATASETS.build("digits")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    public, own = data.batch(order[:512]), data.batch(order[-options.steps * options.batch_size :])
+    batches = [own.pick(slice(n * options.batch_size, (n + 1) * options.batch_size)) for n in range(options.steps)]
+
+    def net() -> nn.Module:
+        return build_model(options.model, input_shape=(1, options.size, options.size), num_classes=10, seed=0)
+
+    watch = monitor(net, lambda message, context: batches, public, config=RoundConfig(learning_rate=0.05))
+    seal, context = defend("topk:ratio=0.9"), Context(2, 2, {}, RecordDict(), {})
+    arrays, start, rounds = ArrayRecord(net().state_dict()), time.perf_counter(), 0
+    while time.perf_counter() - start < options.seconds:
+        rounds += 1
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": rounds})})
+        watch(Message(content, 2, "train"), context, lambda m, c: seal(m, c, lambda m, c: _train(net(), batches, m)))
+    kept = context.state.config_records[STATE]
+    reading, working = float(kept["reading"]), float(kept["working"])  # type: ignore[arg-type]
+    print(
+        f"{options.model}: {rounds} rounds of {working / rounds:.3f} s, readings {reading:.2f} s: "
+        f"{reading / working:.1%} of the time of rounds"
+    )
+
+
+def _train(model: nn.Module, batches: list[Batch], message: Message) -> Message:
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for batch in batches:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
+        optimiser.step()
+    metrics = MetricRecord({"num-examples": sum(map(len, batches))})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+if __name__ == "__main__":
+    main()
