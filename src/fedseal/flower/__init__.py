@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("fedseal.flower needs Flower: pip install 'fedseal[flower]'") from error
 
+from fedseal.core.logs import configure_logs
 from fedseal.flower.defend import defend
 from fedseal.flower.detect import detect
 from fedseal.flower.guard import DroppedReply, GuardedStrategy, guard
@@ -25,6 +26,8 @@ from fedseal.flower.rounds import TrainedRound, train_round, wrap_model
 
 if TYPE_CHECKING:
     from fedseal.flower.monitoring import monitor
+
+configure_logs()  # as the environment says; apps have no command line of ours
 
 __all__ = [
     "DroppedReply",
