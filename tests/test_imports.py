@@ -16,6 +16,7 @@ PACKAGE = Path(fedseal.__file__).parent
 LEVELS = (
     {"__main__"},
     {"cli"},
+    {"viewer"},
     {"report"},
     {"flower", "nvflare"},
     {"site"},

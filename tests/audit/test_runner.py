@@ -119,7 +119,7 @@ def test_a_run_says_what_it_found_and_is_read_back_the_same(tmp_path: Path):
     assert originals.shape == reconstructions.shape == (1, 1, 8, 8)
     assert 0 <= float(reconstructions.min()) <= float(reconstructions.max()) <= 1
     assert first.artefact is not None
-    assert set(load_file(tmp_path / first.artefact)) == {"originals", "reconstructions", "line_up.0"}
+    assert set(load_file(tmp_path / first.artefact)) >= {"originals", "reconstructions", "line_up.0"}
     pictures = run.line_up(first, 0)
     assert pictures is not None
     assert pictures.shape == (len(first.top[0]), 1, 8, 8)

@@ -10,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedseal.attacks.labels.inference import check_rule
+from fedseal.audit.film import Film
 from fedseal.audit.plan import Job
 from fedseal.audit.setup import Setup, Target, make_aware
 from fedseal.core.attack import ATTACKS, Budget
@@ -76,18 +77,27 @@ class TrialRunner:
         attack.check(observations[0])
         truth = [target.originals for target in targets]
 
+        film = Film()
+
         def listen(done: float, images: Tensor) -> None:
+            film.take(done, images)
             report(Tick(done, self._measures.progress(truth, images)))
 
         reconstructions = attack.run_many(observations, self._budget, seeds, listen)
         ledgers = [observation.knowledge.ledger() for observation in observations]
         return [
-            self._score(job, index, targets[index], reconstructions[index], ledgers[index])
+            self._score(job, index, targets[index], reconstructions[index], ledgers[index], film)
             for index in range(len(job.trials))
         ]
 
     def _score(
-        self, job: Job, index: int, target: Target, reconstruction: Reconstruction, ledger: dict[str, str]
+        self,
+        job: Job,
+        index: int,
+        target: Target,
+        reconstruction: Reconstruction,
+        ledger: dict[str, str],
+        film: Film,
     ) -> Outcome:
         scenario = self._setup.scenario
         case = Case(
@@ -114,6 +124,8 @@ class TrialRunner:
             notes=reconstruction.notes,
         )
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in measured.kept.items()}
+        if "reconstructions" in kept:
+            kept |= film.of(index, reconstruction.images.detach().cpu().float(), kept["reconstructions"])
         return Outcome(record, save(kept))
 
     def _label_chance(self, count: int) -> float | None:

@@ -1,6 +1,6 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
-from fedseal.cli import audit, data, detect, ledger, listing, prepare, table, train, tuning, updates, verify_dp
+from fedseal.cli import audit, data, detect, ledger, listing, prepare, table, train, tuning, updates, verify_dp, view
 from fedseal.cli.app import app, main
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "tuning",
     "updates",
     "verify_dp",
+    "view",
 ]

@@ -72,6 +72,8 @@ class Store:
                 self._db = opened.enter_context(closing(self._connect(writable)))
                 if writable:
                     self._prepare()
+                else:
+                    self._db.execute("PRAGMA query_only=ON")
                 self._check_schema(writable)
             except sqlite3.Error as error:
                 raise self._error(error) from error
