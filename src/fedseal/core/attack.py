@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from fedseal.core.caveat import Caveat
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
 from fedseal.core.observation import Observation
@@ -51,21 +52,6 @@ class Budget:
 
     iterations: int | None = None
     restarts: int | None = None
-
-
-@dataclass(frozen=True)
-class Caveat:
-    """Why an attack says less of a certain model than it seems to.
-
-    Attributes:
-        topic: a few words.
-        text: a sentence that goes on from the attack's name.
-        advice: what to do instead.
-    """
-
-    topic: str
-    text: str
-    advice: str
 
 
 class Attack(Declared, ABC):

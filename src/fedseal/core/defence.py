@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.caveat import Caveat
 from fedseal.core.channel import Channel, constant_variance
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Declared, Info, Registry
@@ -175,6 +176,9 @@ class AttackerView:
         channel: what the last upload let through, for the ideal reading, where this is not what `simulate`, `read` and
             `noise` say already; see `carried`.
         unused: what is known beyond that and cannot be used, in words.
+        rounding: maps one tensor of the observed update to the variance that rounding gave each of its entries; safe
+            under `torch.func.vmap`. A law like `noise`, for who weighs entries by it.
+        mask: which magnitudes of each tensor were sent, where zeros were withheld: the `largest`, or the `middle` ones.
     """
 
     name: str
@@ -189,6 +193,8 @@ class AttackerView:
     personal: bool = False
     channel: Channel | None = None
     unused: tuple[str, ...] = ()
+    rounding: Callable[[Tensor], Tensor] | None = None
+    mask: Literal["largest", "middle"] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -230,6 +236,7 @@ class Defence(Declared):
 
     Attributes:
         stage: where it acts.
+        holdings: images a client should hold at least for what it prepares of them to mean anything.
         needs_sample_grads: it turns per-sample gradients into the batch gradient itself.
         traits: what it can be composed with; where one depends on an option, the constructor sets them.
     """
@@ -237,6 +244,7 @@ class Defence(Declared):
     info = Info("no defence", name="none")
     stage: ClassVar[Stage] = "update"
     needs_sample_grads: ClassVar[bool] = False
+    holdings: ClassVar[int] = 0
     traits: Traits = Traits()
 
     def uses(self, hook: str) -> bool:
@@ -319,6 +327,20 @@ class Defence(Declared):
 
     def releases(self) -> tuple[PrivateRelease, ...]:
         """Return what the last round released, as differentially private mechanisms; empty if it claims to be none."""
+        return ()
+
+    def origins(self) -> Batch | None:
+        """Return the private images that the last round's uploads came from; None if from those of its batches.
+
+        For a defence that feeds the model something else than what is at hand.
+        """
+        return None
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Return what is remarkable about the last round, for an audit to find before trials start.
+
+        An audit plays a round to ask, so only defences that override this are asked.
+        """
         return ()
 
     def attacker_view(self) -> AttackerView:

@@ -253,7 +253,14 @@ class DualGradientPruning(FeedbackPruning):
         penalty = None
         if self.hinge and not self.residual_is_unknown:
             penalty = self._contradiction
-        return AttackerView(self.name, parameters, match_observed_support, read=self.without_residuals, penalty=penalty)
+        return AttackerView(
+            self.name,
+            parameters,
+            match_observed_support,
+            read=self.without_residuals,
+            penalty=penalty,
+            mask=None if self.residual_is_unknown else "middle",
+        )
 
     def _contradiction(self, gradient: Tensors, observed: Tensors) -> Tensor:
         return self.hinge * hinge(gradient, observed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
+from fedseal.core.caveat import Caveat
 from fedseal.core.channel import chained
 from fedseal.core.defence import (
     DEFENCES,
@@ -177,6 +178,14 @@ class Pipeline(Defence):
             return ()
         return gathered
 
+    def origins(self) -> Batch | None:
+        """Return what the first member that changed it took instead of the batch."""
+        return next((found for member in self.members if (found := member.origins()) is not None), None)
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Gather the members' remarks."""
+        return tuple(caveat for member in self.members for caveat in member.caveats())
+
     def attacker_view(self) -> AttackerView:
         """Chain the members' simulations, undo in reverse, and add up their noise, penalties and priors."""
         views = [member.attacker_view() for member in self.members]
@@ -206,6 +215,8 @@ class Pipeline(Defence):
             any(view.personal for view in views),
             chained([view.carried() for view in views]),
             (*(word for view in views for word in view.unused), *(str(law) for law in left_out)),
+            views[-1].rounding,
+            views[-1].mask,
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -138,4 +139,5 @@ class TopK(Defence):
 
     def attacker_view(self) -> AttackerView:
         """Publish the ratio; the positions are visible in the upload itself."""
-        return AttackerView(self.name, {"ratio": self.ratio}, match_observed_support)
+        mask: Literal["largest"] | None = "largest" if self.ratio and not self.feedback else None
+        return AttackerView(self.name, {"ratio": self.ratio}, match_observed_support, mask=mask)

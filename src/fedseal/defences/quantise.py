@@ -130,7 +130,8 @@ class Quantise(Defence):
         """
         parameters = {"bits": self.bits, "rounding": self.rounding, "scale": self.scale}
         channel = Channel(variance=self._variance) if self.bits < _IDENTITY_BITS else Channel()
-        return AttackerView(self.name, parameters, self._simulate, channel=channel)
+        rounding = self._rounding_variance if 1 < self.bits < _IDENTITY_BITS else None
+        return AttackerView(self.name, parameters, self._simulate, channel=channel, rounding=rounding)
 
     def _quantise(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
         if tensor.numel() == 0 or not bool(tensor.any()):
@@ -156,21 +157,32 @@ class Quantise(Defence):
             for name, tensor in update.items()
         }
 
+    def _rounding_variance(self, observed: Tensor) -> Tensor:
+        """Return the variance of rounding one tensor, by the grid that is visible in it.
+
+        Rounding to the nearest level is uniform over a step, step^2 / 12; at random to one of two neighbours it is
+        f (1 - f) step^2 for a value that is the share f of a step above the lower, step^2 / 6 on average.
+        """
+        return self._observed_step(observed).square() / (12 if self.rounding == "nearest" else 6)
+
+    def _observed_step(self, observed: Tensor) -> Tensor:
+        """Return the step of one observed tensor: of its largest level, max|x|, or by L2 its smallest."""
+        magnitude = observed.detach().double().abs()
+        if self.scale == "max":
+            return magnitude.amax() / self.levels
+        smallest = torch.where(magnitude == 0, torch.inf, magnitude).amin()
+        return torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
+
     def _simulate(self, gradient: Tensors, observed: Tensors) -> Tensors:
         if self.bits == _IDENTITY_BITS or (self.rounding == "stochastic" and self.bits > 1):
             return gradient
         return {name: self._on_observed_grid(tensor, observed[name]) for name, tensor in gradient.items()}
 
     def _on_observed_grid(self, tensor: Tensor, observed: Tensor) -> Tensor:
-        """Quantise to the grid of one observed tensor: its largest level is max|x|, its unit the smallest if by L2."""
+        """Quantise to the grid of one observed tensor."""
         if tensor.numel() == 0:
             return tensor
         magnitude = observed.detach().double().abs()
         if self.bits == 1:
             return _straight_through(tensor, quantise_sign(tensor, magnitude.amax()))
-        if self.scale == "max":
-            unit = magnitude.amax() / self.levels
-        else:
-            smallest = torch.where(magnitude == 0, torch.inf, magnitude).amin()
-            unit = torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
-        return _straight_through(tensor, quantise_nearest(tensor, unit))
+        return _straight_through(tensor, quantise_nearest(tensor, self._observed_step(observed)))

@@ -69,7 +69,7 @@ class Chained:
         self._spans = {name: spans[name] for name in names if name in spans}
         self._distance = vmap(self._one_distance, in_dims=(0, 0, 0))
         self._free_distance = vmap(self._one_distance, in_dims=(0, 0, None))
-        self._activation = problem.priors.activation
+        self._activation = problem.priors.activation > 0
         self._activated = [place for place, stage in enumerate(stages) if stage.activation is not IDENTITY]
         self._prior = vmap(problem.image_prior)
 
@@ -110,9 +110,15 @@ class Chained:
             outputs, seeds = [*outputs, priors], [*seeds, torch.ones_like(priors)]
             values = values + priors.detach()
         if self._activation:
-            values = values + self._activation * sum(done.outputs[i].abs().flatten(1).mean(1) for i in self._activated)
+            values = values + sum(
+                self._cost(done.outputs[i]) * done.outputs[i].abs().flatten(1).sum(1) for i in self._activated
+            )
         (gradient,) = torch.autograd.grad(outputs, variable, seeds)
         return Evaluation(values, gradient, chosen)
+
+    def _cost(self, outputs: Tensor) -> float:
+        """Return what a unit of magnitude costs in a layer's outputs [L, B, ...]."""
+        return self._problem.priors.activation_weight(outputs[0].numel())
 
     def _passes(self, inputs: Tensor, target: Tensor) -> _Pass:
         h = inputs
@@ -180,7 +186,7 @@ class Chained:
             below = index - 1
             h_bar = h_bar.reshape(done.outputs[below].shape)
             if self._activation and below in self._activated:
-                h_bar = h_bar + done.outputs[below].sign() * (self._activation / done.outputs[below][0].numel())
+                h_bar = h_bar + done.outputs[below].sign() * self._cost(done.outputs[below])
             bend = self._stages[below].activation.curvature(done.outputs[below])
             z_bar = h_bar * done.slopes[below] + done.pulled[below] * bend * tangents[below]
         return h_bar, to_target

@@ -34,7 +34,8 @@ from fedseal.attacks.reading import (
     input_normalisation,
     update_scale,
 )
-from fedseal.core.attack import Attack, Budget, Caveat, Listener
+from fedseal.core.attack import Attack, Budget, Listener
+from fedseal.core.caveat import Caveat
 from fedseal.core.errors import InputError, TrialError, UsageError
 from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.observation import Observation
@@ -131,6 +132,7 @@ class MatchingAttack(Attack):
         weighed = weigh(self, partial(self._run_together, listener=None), observations[0], iterations)
         observations = [weighed.applied(observation) for observation in observations]
         problem = self._problem(observations[0])
+        recipe = recipe.under(observations[0].knowledge.defence)
         lanes = self._lanes(problem, observations, guesses, restarts)
         runs = [
             (guess, seed, restart) for guess, seed in zip(guesses, seeds, strict=True) for restart in range(restarts)
@@ -167,15 +169,15 @@ class MatchingAttack(Attack):
 
     def _problem(self, observation: Observation) -> MatchingProblem:
         knowledge = observation.knowledge
-        recipe = self.recipe()
-        law = None if knowledge.defence is None else knowledge.defence.noise
+        recipe = self.recipe().under(knowledge.defence)
+        assert not callable(recipe.objective)
         free = knowledge.labels is None and knowledge.label_rule == "unknown"
         return MatchingProblem(
             attack_model(observation),
             attack_parameters(observation),
             parameterisation=_parameterisation(observation, recipe),
             num_classes=knowledge.num_classes,
-            objective=recipe.objective(law) if callable(recipe.objective) else recipe.objective,
+            objective=recipe.objective,
             priors=recipe.priors,
             statistics=known_statistics(observation, recipe.priors),
             loss=knowledge.loss,
@@ -247,6 +249,8 @@ class MatchingAttack(Attack):
         notes = (*(guess.notes if guess is not None else ()), *remarks(observation, self.local_steps))
         if not bool(finite.all()):
             notes = (*notes, f"{restarts - int(finite.sum())} of {restarts} starts diverged and were discarded")
+        if problem.priors.activation and not problem.passes_activations(solution.z[best]):
+            notes = (*notes, "the model has no activations we know: the penalty on them is left out")
         images = to_images(problem, solution.z[best].detach())
         labels = solution.lanes.labels
         median = self.recipe().median

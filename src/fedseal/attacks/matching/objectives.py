@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedseal.core.defence import NoiseLaw
+from fedseal.core.defence import AttackerView, NoiseLaw
 from fedseal.core.tensors import Tensors
 
 
@@ -143,15 +143,28 @@ class GaussianKernel:
         return total
 
 
+@runtime_checkable
+class ReadsWithheld(Protocol):
+    """A distance that also knows something of coordinates which were not sent."""
+
+    def withheld(self, dummy: Tensor, observed: Tensor, layout: Layout) -> Tensor:
+        """Return what a dummy update, before the defence is simulated, costs where nothing was sent."""
+
+
 @dataclass(frozen=True)
 class Likelihood:
     """Minus the log-likelihood of the observation under the defence's own noise law (Bayes attack, Eq. 4).
 
     Attributes:
         law: Gaussian gives |difference|^2 / 2 sigma^2, Laplace |difference|_1 / b; constants are dropped.
+        rounding: maps one tensor of the observation to the variance its rounding adds; Gaussian laws only.
+        mask: zeros were withheld, since their magnitudes were below the `largest` ones that were sent, or outside of
+            the `middle`: what contradicts that is a deviation like any other.
     """
 
     law: NoiseLaw
+    rounding: Callable[[Tensor], Tensor] | None = None
+    mask: Literal["largest", "middle"] | None = None
 
     def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
         """Compare everything."""
@@ -160,7 +173,27 @@ class Likelihood:
         """Return the negative log-likelihood up to a constant."""
         if self.law.family == "laplace":
             return (dummy - observed).abs().sum() / self.law.scale
-        return (dummy - observed).square().sum() / (2 * self.law.scale**2)
+        if self.rounding is None:
+            return (dummy - observed).square().sum() / (2 * self.law.variance)
+        total = dummy.new_zeros(())
+        for mine, theirs in zip(layout.split(dummy), layout.split(observed), strict=True):
+            if len(theirs):
+                variance = self.law.variance + self.rounding(theirs).to(mine)
+                total = total + (mine - theirs).square().sum() / (2 * variance)
+        return total
+
+    def withheld(self, dummy: Tensor, observed: Tensor, layout: Layout) -> Tensor:
+        """Return the cost of magnitudes that would have been sent; 0 in a tensor of which nothing was."""
+        total = dummy.new_zeros(())
+        if self.mask is None:
+            return total
+        for mine, theirs in zip(layout.split(dummy), layout.split(observed), strict=True):
+            seen, size = theirs.abs(), mine.abs()
+            sent = seen != 0
+            low = torch.where(sent, seen, torch.inf).amin()
+            beyond = size - low if self.mask == "largest" else torch.minimum(size - low, seen.amax() - size)
+            total = total + torch.where(sent | ~sent.any(), 0.0, beyond.clamp(min=0)).square().sum()
+        return total / (2 * self.law.variance)
 
 
 @dataclass(frozen=True)
@@ -218,5 +251,5 @@ def _largest(magnitude: Tensor, ratio: float) -> Tensor:
     return torch.zeros_like(magnitude).scatter(0, indices, 1.0)
 
 
-ObjectiveFactory: TypeAlias = Callable[[NoiseLaw | None], Objective]
-"""Builds the objective for what is known of the defence's noise."""
+ObjectiveFactory: TypeAlias = Callable[[AttackerView | None], Objective]
+"""Builds the objective for what is known of the defence."""

@@ -14,6 +14,9 @@ Statistics: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 """Mean and variance per batch normalisation layer, by module name."""
 
 
+ActivationNorm: TypeAlias = Literal["mean", "l1"]
+
+
 def total_variation(images: Tensor) -> Tensor:
     """Return the anisotropic total variation of [B, C, H, W]: mean |dx| + mean |dy| (Inverting Gradients)."""
     dx = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
@@ -32,7 +35,8 @@ class Priors:
         bn: distance of batch normalisation statistics to known ones (GradInversion, Eq. 5).
         bn_source: which statistics those are: of the client's batch if the server received them, or running ones.
         first_bn: factor on the first normalisation layer, as DeepInversion-derived code has it.
-        activation: mean magnitude of activations (FedLeak's beta term), of activation modules where there are any.
+        activation: size of what activations return (FedLeak's beta term).
+        activation_norm: that size, summed over layers: `mean` magnitude, or `l1`, the norm of Eq. 15.
     """
 
     tv: float = 0.0
@@ -42,6 +46,7 @@ class Priors:
     bn_source: Literal["batch", "running", "none"] = "none"
     first_bn: float = 10.0
     activation: float = 0.0
+    activation_norm: ActivationNorm = "mean"
 
     @property
     def needs_captures(self) -> bool:
@@ -64,8 +69,13 @@ class Priors:
         if self.bn and statistics is not None:
             total = total + self.bn * bn_distance(captured.bn, statistics, self.first_bn)
         if self.activation and captured.activations:
-            total = total + self.activation * torch.stack([a.abs().mean() for a in captured.activations]).sum()
+            sizes = [a.abs().sum() * self.activation_weight(a.numel()) for a in captured.activations]
+            total = total + torch.stack(sizes).sum()
         return total
+
+    def activation_weight(self, entries: int) -> float:
+        """Return what one unit of magnitude costs in a layer of so many entries, over all images."""
+        return self.activation / (entries if self.activation_norm == "mean" else 1)
 
     def of_images(self, inputs: Tensor) -> Tensor:
         """Return the terms that need nothing but the inputs [B, C, H, W]."""

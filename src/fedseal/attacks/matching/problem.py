@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from fedseal.attacks.matching.captures import Captured, CaptureHooks, nothing_captured
-from fedseal.attacks.matching.objectives import Layout, Objective, ProductObjective
+from fedseal.attacks.matching.captures import Captured, CaptureHooks, nothing_captured, together
+from fedseal.attacks.matching.objectives import Layout, Objective, ProductObjective, ReadsWithheld
 from fedseal.attacks.matching.parameterisation import Parameterisation
 from fedseal.attacks.matching.priors import Priors, Statistics
 from fedseal.core.batch import IDENTITY, Normalisation
@@ -169,12 +170,11 @@ class MatchingProblem:
         target = self.training_loss.relaxed(self.label_logits(z)) if labels is None else labels
         inputs = self.inputs(z)
         if self.clients == 1:
-            loss = self._loss_on({**parameters, **self.guessed(z)}, inputs, target)
-        else:
-            parts = zip(inputs.chunk(self.clients), target.chunk(self.clients), strict=True)
-            loss = torch.stack([self._loss_on(parameters, *part) for part in parts]).mean()
-        captured = nothing_captured() if self._hooks is None else self._hooks.latest
-        return loss, (captured, inputs)
+            loss, captured = self._loss_on({**parameters, **self.guessed(z)}, inputs, target)
+            return loss, (captured, inputs)
+        parts = zip(inputs.chunk(self.clients), target.chunk(self.clients), strict=True)
+        losses, passes = zip(*(self._loss_on(parameters, *part) for part in parts), strict=True)
+        return torch.stack(losses).mean(), (together(passes), inputs)
 
     def update(self, z: Tensor, labels: Tensor | None, *, plain: bool = False) -> tuple[Tensor, Captured, Tensor]:
         """Return the dummy update in gradient units [N], inner values and inputs; differentiable in z (exactly).
@@ -198,6 +198,8 @@ class MatchingProblem:
         if selection is None:
             selection = self._objective.select(simulated, observed, self.layout)
         distance = self._objective.distance(simulated, observed, self.layout, selection)
+        if self._view is not None and isinstance(self._objective, ReadsWithheld):
+            distance = distance + self._objective.withheld(dummy, observed, self.layout)
         return distance + self._penalty(dummy, observed), selection
 
     @property
@@ -217,6 +219,14 @@ class MatchingProblem:
         if self._view is None or self._view.image_prior is None:
             return inputs.new_zeros(())
         return self._view.image_prior(self.normalisation.undo(inputs))
+
+    @torch.no_grad()
+    def passes_activations(self, z: Tensor) -> bool:
+        """Whether anything counts as an activation inside of the model, given one lane's variable; a prior may ask."""
+        hooks = CaptureHooks(self.model, statistics=False, activations=True)
+        with hooks.watching():
+            functional_call(self.model, dict(self.parameters), (self.inputs(z),))
+        return bool(hooks.latest.activations)
 
     @property
     def has_image_prior(self) -> bool:
@@ -245,11 +255,14 @@ class MatchingProblem:
             total = total + self.prior(inputs, captured)
         return total, dummy.new_zeros(0) if chosen is None else chosen
 
-    def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> Tensor:
-        logits = functional_call(self.model, dict(parameters), (inputs,))
+    def _loss_on(self, parameters: Tensors, inputs: Tensor, target: Tensor) -> tuple[Tensor, Captured]:
+        """Return the loss of one client's step, and what passed inside of the model."""
+        with nullcontext() if self._hooks is None else self._hooks.watching():
+            logits = functional_call(self.model, dict(parameters), (inputs,))
         loss = self.training_loss(logits, target, self._reduction)
         extra = None if self._view is None or self._view.extra_loss is None else self._view.extra_loss(self.model)
-        return loss if extra is None else loss + extra
+        captured = nothing_captured() if self._hooks is None else self._hooks.latest
+        return loss if extra is None else loss + extra, captured
 
     def _unrolled(
         self, unroll: Unroll, z: Tensor, labels: Tensor | None, differentiate: Callable[..., Any]
@@ -258,13 +271,13 @@ class MatchingProblem:
         inputs = self.inputs(z)
         targets = self.training_loss.relaxed(self.label_logits(z)) if labels is None else labels
         weights: Tensors = self.parameters
-        captured = nothing_captured()
+        passes: list[Captured] = []
         for part, target in zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True):
-            step = differentiate(self._loss_on)(weights, part, target)
-            captured = captured if self._hooks is None else self._hooks.latest
+            step, captured = differentiate(self._loss_on, has_aux=True)(weights, part, target)
+            passes.append(captured)
             weights = {name: value - unroll.learning_rate * step[name] for name, value in weights.items()}
         change = {name: (weights[name] - value) / self._scale for name, value in self.parameters.items()}
-        return flatten(change), captured, inputs
+        return flatten(change), together(passes), inputs
 
     def _penalty(self, dummy: Tensor, observed: Tensor) -> Tensor:
         if self._view is None or self._view.penalty is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from fedseal.attacks.matching.descent import Descent
 from fedseal.attacks.matching.groups import Consensus
 from fedseal.attacks.matching.objectives import Objective, ObjectiveFactory
 from fedseal.attacks.matching.priors import Priors
+from fedseal.core.defence import AttackerView
 
 Start: TypeAlias = Literal["normal", "uniform", "zeros"]
 """How dummy inputs begin: N(0, 1) or zeros in the model's input space, or images uniform in [0, 1]."""
@@ -25,7 +27,7 @@ class Recipe:
     """One point of the matching family.
 
     Attributes:
-        objective: matching distance, or what makes it of what is known of the defence's noise.
+        objective: matching distance, or what makes it of what is known of the defence.
         descent: how it is minimised.
         priors: added to it.
         start: initialisation of the dummy inputs.
@@ -35,6 +37,7 @@ class Recipe:
         consensus, group_weight: group consistency between restarts.
         generator_channels: optimise an untrained generator of this width instead of pixels; 0 for pixels.
         median: side of a median filter on the result; 0 for none.
+        anneal: first weight of the matching distance, given what is known of the defence; None as the descent says.
     """
 
     objective: Objective | ObjectiveFactory
@@ -48,3 +51,10 @@ class Recipe:
     group_weight: float = 0.0
     generator_channels: int = 0
     median: int = 0
+    anneal: Callable[[AttackerView | None], float] | None = None
+
+    def under(self, view: AttackerView | None) -> Recipe:
+        """Return the recipe of who knows that much of the defence: nothing in it is left open."""
+        objective = self.objective(view) if callable(self.objective) else self.objective
+        descent = self.descent if self.anneal is None else replace(self.descent, anneal=self.anneal(view))
+        return replace(self, objective=objective, descent=descent, anneal=None)
