@@ -275,6 +275,8 @@ def test_fishing_isolates_the_one_sample_of_its_class(name: str, head: str | Non
     found = attack.run(observation)
     assert found.images.shape == federation.images.shape
     assert found.labels[0] == 7
+    assert found.isolated == 1
+    assert found.places == ()
 
 
 def test_fishing_splits_a_class_by_a_feature() -> None:
@@ -314,6 +316,7 @@ def test_suppression_leaves_the_targets_gradient_alone(name: str) -> None:
         assert float((3 * observation.update.tensors[tensor] - own[tensor]).abs().max()) < 1e-12
     found = attack.run(observation, Budget(restarts=1))
     assert found.images.shape == federation.images.shape
+    assert (found.isolated, found.places) == (2, (0, 1))
 
 
 def test_suppressed_clients_stay_silent_over_local_steps() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedseal.core.errors import InputError
 from fedseal.metrics.image import psnr
-from fedseal.metrics.matching import attacker_best, hungarian, pairwise_psnr
+from fedseal.metrics.matching import attacker_best, belonging, hungarian, pairwise_psnr
 
 
 def _stacks(seed: int, size: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,3 +86,13 @@ def test_shapes_must_agree_and_values_be_finite():
     bad[0, 0, 0, 0] = torch.nan
     with pytest.raises(InputError, match="reconstructions: 1 of 48"):
         attacker_best(torch.rand(3, 1, 4, 4), bad)
+
+
+def test_fewer_reconstructions_belong_to_different_originals_and_stay_where_they_may():
+    originals = torch.stack([torch.full((1, 4, 4), value) for value in (0.1, 0.5, 0.9)])
+    claims = torch.stack([torch.full((1, 4, 4), value) for value in (0.85, 0.95)])
+    assert sorted(belonging(originals, claims).tolist()) == [1, 2]
+    allowed = torch.tensor([[True, False], [False, True], [False, True]])
+    assert belonging(originals, claims, allowed).tolist() == [0, 2]
+    nowhere = torch.tensor([[False, True]] * 3)
+    assert sorted(belonging(originals, claims, nowhere).tolist()) == [1, 2]  # a claim without a place may be anywhere

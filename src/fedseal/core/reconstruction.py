@@ -23,6 +23,9 @@ class Reconstruction:
         objective: the attacker's own objective at the end, the number restarts are chosen by.
         trace: the objective over iterations, as (iteration, value) pairs.
         seconds: wall time of this reconstruction; its share, when several ran as one batch.
+        isolated: how many images the attack isolated, the first ones; the others only fill up the batch and are not
+            scored. None if it answers for the whole batch.
+        places: where in the batch the isolated ones are, if the attack's construction says so; empty if anywhere.
         notes: anything uncertain the attack wants said (ambiguous labels, discarded restarts).
     """
 
@@ -32,3 +35,5 @@ class Reconstruction:
     trace: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    isolated: int | None = None
+    places: tuple[int, ...] = ()

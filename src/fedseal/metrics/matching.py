@@ -19,6 +19,8 @@ from fedseal.metrics.image import psnr_of_mse
 IMAGE_RANGE = 1.0
 """Images lie in [0, 1] throughout fedseal."""
 
+_NOWHERE = -1e6
+
 
 def pairwise_psnr(originals: Tensor, reconstructions: Tensor) -> Tensor:
     """Return the PSNR in dB of every original [B, C, H, W] with every reconstruction [K, C, H, W], as [B, K].
@@ -60,6 +62,29 @@ def hungarian(originals: Tensor, reconstructions: Tensor) -> Tensor:
     gain = pairwise_psnr(originals, reconstructions)
     _, columns = linear_sum_assignment(gain.detach().cpu().numpy(), maximize=True)
     return torch.as_tensor(columns, dtype=torch.int64, device=reconstructions.device)
+
+
+def belonging(originals: Tensor, reconstructions: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Return which original each of fewer reconstructions shows, one to one, with the greatest sum of PSNR.
+
+    For attacks that isolate some images of a batch and answer for no other.
+
+    Args:
+        originals: [B, C, H, W] in [0, 1].
+        reconstructions: [K, C, H, W] in [0, 1], K at most B.
+        allowed: [B, K], where a reconstruction may belong; anywhere, if it would leave one without a place.
+
+    Returns:
+        Places [K], int64, in 0..B-1.
+    """
+    gain = pairwise_psnr(originals, reconstructions).detach().cpu()
+    if allowed is not None:
+        bounded = torch.where(allowed.cpu(), gain, gain.new_full((), _NOWHERE))
+        if bool((bounded.amax(0) > _NOWHERE).all()):
+            gain = bounded
+    columns, rows = linear_sum_assignment(gain.T.numpy(), maximize=True)
+    assert len(columns) == len(reconstructions)
+    return torch.as_tensor(rows, dtype=torch.int64, device=originals.device)
 
 
 def attacker_best(originals: Tensor, reconstructions: Tensor) -> Tensor:

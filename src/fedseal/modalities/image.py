@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips, load_lpips, why_no_lpips
+from fedseal.metrics.matching import belonging
 from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
 from fedseal.metrics.singling import line_up
@@ -51,7 +52,13 @@ class ImageMeasures(Measures):
         return {"psnr_db": fmean(psnr(truth, guesses.flatten(0, 1), data_range=1.0).tolist())}
 
     def measure(self, case: Case, answer: Reconstruction) -> Measured:
-        """Score under the one fixed matching; what is kept are pictures in [0, 1]."""
+        """Score under the one fixed matching; what is kept are pictures in [0, 1].
+
+        Of an attack that isolates some images these are scored alone, against the originals they belong to: those it
+        aimed at, where its construction says which, else the closest ones of the label it names.
+        """
+        fed = _against_fed(case, answer)
+        case, answer = _answered(case, answer)
         scores = score(case.originals, answer.images, answer.labels, self.lpips)
         matched = answer.images[list(scores.pairing)].clamp(0, 1)
         ranked = self._line_up(case, answer)
@@ -61,9 +68,10 @@ class ImageMeasures(Measures):
             "mse": scores.mse,
             "lpips": scores.lpips,
             "psnr_best": scores.psnr_best,
-            "psnr_fed": _against_fed(case, answer),
+            "psnr_fed": fed,
             "label_accuracy": scores.label_accuracy,
             "baselines": self._chance(case),
+            "isolated": answer.isolated,
             "metrics": {spec: measure(spec, case.originals.images, matched) for spec in case.metrics},
             **ranked,
         }
@@ -94,12 +102,36 @@ class ImageMeasures(Measures):
         return self._baselines[key]
 
 
+def _answered(case: Case, answer: Reconstruction) -> tuple[Case, Reconstruction]:
+    """Return the part of a case that an attack answers for, and of its answer what is about the originals.
+
+    Where more images were fed than they came from, as by `lids`, each original takes the most similar answer.
+    """
+    if len(answer.images) > len(case.originals) and answer.isolated is None:
+        places = belonging(answer.images.clamp(0, 1), case.originals.images)
+        return case, replace(answer, images=answer.images[places], labels=answer.labels[places])
+    if answer.isolated is None or answer.isolated >= len(case.originals):
+        return case, answer
+    images, labels = answer.images[: answer.isolated], answer.labels[: answer.isolated]
+    if answer.places:
+        allowed = torch.isin(torch.arange(len(case.originals)), torch.tensor(answer.places))[:, None].expand(
+            -1, len(images)
+        )
+    else:
+        allowed = case.originals.labels.cpu()[:, None] == labels.cpu()[None]
+    places = belonging(case.originals.images, images.to(case.originals.images.device).clamp(0, 1), allowed)
+    return replace(case, originals=case.originals.pick(places)), replace(answer, images=images, labels=labels)
+
+
 def _against_fed(case: Case, answer: Reconstruction) -> tuple[float, ...] | None:
-    """Score against what the model was fed, where a defence changed it."""
+    """Score against what the model was fed, where a defence changed it; as many of these as the answer shows."""
     if torch.equal(case.fed.images, case.originals.images):
         return None
-    fed = Batch(case.fed.images, case.originals.labels)  # mixed labels are shares, and are not scored here
-    return score(fed, answer.images, answer.labels, None).psnr
+    fed, found = case.fed.images, answer.images[: answer.isolated].clamp(0, 1)
+    if len(found) < len(fed):
+        fed = fed[belonging(fed, found)]
+    labels = torch.zeros(len(fed), dtype=torch.long)  # mixed labels are shares, and are not scored here
+    return score(Batch(fed, labels), found[: len(fed)], labels, None).psnr
 
 
 def _candidates(case: Case, place: int, chosen: tuple[int, ...]) -> Tensor:

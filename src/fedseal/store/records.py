@@ -38,6 +38,7 @@ class TrialRecord(BaseModel):
         knowledge: the ledger of what the attacker was given, in words.
         artefact: file with `originals` and `reconstructions`, relative to the run's directory.
         notes: what the attack wants said.
+        isolated: images the attack isolated of those in the batch, which alone are scored; None if it went for all.
         metrics: per original image, what each further metric the scenario asks for says, by spec.
     """
 
@@ -73,4 +74,5 @@ class TrialRecord(BaseModel):
     knowledge: dict[str, str] = {}
     artefact: str | None = None
     notes: tuple[str, ...] = ()
+    isolated: int | None = None
     metrics: dict[str, tuple[float, ...]] = {}

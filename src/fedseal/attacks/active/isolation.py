@@ -32,6 +32,7 @@ class Isolated:
         images: how many there are.
         labels: theirs where known, [images]; None to have them optimised with the images.
         subtract: what the tensors hold besides, known from another round; None for nothing.
+        places: where in the aggregate's batch the isolated images are, if that is known; empty if anywhere.
         notes: for the reader.
     """
 
@@ -41,6 +42,7 @@ class Isolated:
     images: int
     labels: Tensor | None = None
     subtract: Tensors | None = None
+    places: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -134,10 +136,19 @@ def invert(
             continue
         result = attack.run(alone, budget, seed, show)
         labels = torch.cat([result.labels, result.labels[:1].expand(count - len(result.labels))])
-        note = f"{isolated.images} of {count} images were isolated; the rest is a guess without the update"
+        note = f"{isolated.images} of {count} images were isolated, and are scored alone"
         notes = (*result.notes, *isolated.notes, note)
         images = filled(result.images, count, observation.knowledge)
-        found.append(replace(result, images=images, labels=labels, notes=notes))
+        found.append(
+            replace(
+                result,
+                images=images,
+                labels=labels,
+                notes=notes,
+                isolated=isolated.images,
+                places=isolated.places,
+            )
+        )
     return found
 
 
@@ -146,7 +157,9 @@ def _nothing(observation: Observation, isolated: Isolated, guess: Tensor) -> Rec
     if isolated.labels is not None:
         labels[: isolated.images] = isolated.labels
     notes = (*isolated.notes, "nothing was left of the isolated update: all images are guesses without it")
-    return Reconstruction(guess.clone(), labels, float("inf"), notes=notes)
+    return Reconstruction(
+        guess.clone(), labels, float("inf"), notes=notes, isolated=isolated.images, places=isolated.places
+    )
 
 
 def _less(name: str, seen: Tensors, subtract: Tensors | None) -> Tensor:

@@ -69,7 +69,7 @@ class SuppressionAttack(IsolatingAttack):
         observation = ask([model, *[dead] * (clients - 1)])
         images = (knowledge.batch_size or 1) * (knowledge.local_steps or 1)
         labels = None if knowledge.labels is None else knowledge.labels[:images]
-        isolated = Isolated(model, silent, float(clients), images, labels)
+        isolated = Isolated(model, silent, float(clients), images, labels, places=tuple(range(images)))
         return altered(observation, isolated, f"{words} for all clients but the first")
 
 
