@@ -16,7 +16,7 @@ import pkgutil
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -151,6 +151,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.group = group
         self._package = package
+        self._more: tuple[str, ...] = ()
         self._product = product
         self._entries: dict[str, Entry[T]] = {}
         self._loaded = False
@@ -369,6 +370,8 @@ class Registry(Generic[T]):
         package = importlib.import_module(self._package)
         for module in pkgutil.walk_packages(package.__path__, prefix=self._package + "."):
             importlib.import_module(module.name)
+        for name in self._more:
+            importlib.import_module(name)
         self._loaded = True
 
 
@@ -378,10 +381,14 @@ class FunctionRegistry(Registry[T]):
     Args:
         supplied: how many leading arguments are given at every call; those behind them are options.
         kind, package, group: as for any registry.
+        more: dotted names of modules elsewhere that register entries.
     """
 
-    def __init__(self, kind: str, package: str, *, supplied: int, group: str | None = None) -> None:
+    def __init__(
+        self, kind: str, package: str, *, supplied: int, group: str | None = None, more: Sequence[str] = ()
+    ) -> None:
         super().__init__(kind, package, group=group)
+        self._more = tuple(more)
         self._supplied = supplied
 
     def register(self, name: str, info: Info) -> Callable[[F], F]:

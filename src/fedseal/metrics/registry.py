@@ -18,7 +18,9 @@ from fedseal.core.registry import FunctionRegistry
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-METRICS: FunctionRegistry[Metric] = FunctionRegistry("metric", "fedseal.metrics", supplied=2, group="fedseal.metrics")
+METRICS: FunctionRegistry[Metric] = FunctionRegistry(
+    "metric", "fedseal.metrics", supplied=2, group="fedseal.metrics", more=("fedseal.defences.refiner.metric",)
+)
 
 register_metric = METRICS.register
 """Register a metric under a name: see `Registry.register`."""
