@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedseal.audit.doctor import examine
+from fedseal.audit.scenario import Scenario
+from fedseal.audit.setup import build_setup
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.defence import RoundContext
 from fedseal.core.errors import CapabilityError, FedsealError, UsageError
@@ -23,7 +26,7 @@ from fedseal.defences.refiner.defence import Refiner
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
 from fedseal.defences.refiner.privacy import mse_judge, noise_judge
-from fedseal.defences.refiner.projection import distance, project
+from fedseal.defences.refiner.projection import Ball, distance, project
 from fedseal.defences.refiner.refinement import Descent, blend, refine
 from fedseal.defences.refiner.utility import (
     BatchUtility,
@@ -505,3 +508,45 @@ def test_gradients_keep_their_names_and_shapes():
     like = {name: p.detach() for name, p in model().named_parameters()}
     assert list(sent) == list(like)
     assert all(torch.equal(a, b) for a, b in zip(unflatten(flatten(sent), like).values(), sent.values(), strict=True))
+
+
+class TestRelativeBall:
+    """`epsilon_relative`: the same strength on every model and batch size (C5)."""
+
+    @pytest.mark.parametrize("network", ["lenet:init=wide-uniform", "lenet", "lenet-relu"])
+    @pytest.mark.parametrize("count", [1, 4])
+    def test_the_upload_stays_within_a_share_of_the_true_gradient(self, network: str, count: int):
+        sent = played(built(epsilon_relative=0.05), part(count), model(network))
+        plain = plain_update(model(network), [part(count)], RoundConfig(), generator(0)).tensors
+        share = float(distance(sent, plain) / flatten(plain).double().norm())
+        assert 0 < share <= 0.05 * (1 + 1e-3)
+
+    def test_scaling_the_loss_scales_the_ball(self):
+        one = {"w": torch.ones(4)}
+        assert Ball(None, 0.5).radius(one) == pytest.approx(1.0)
+        assert Ball(None, 0.5).radius({"w": 10 * one["w"]}) == pytest.approx(10.0)
+        assert Ball(0.1).radius({"w": 10 * one["w"]}) == 0.1
+
+    def test_the_paper_preset_has_the_published_ball_and_others_a_relative_one(self):
+        assert (built(preset="paper").ball.size, built(preset="paper").ball.is_relative) == (0.1, False)
+        assert built().ball.is_relative
+        assert (built(epsilon=0.3).ball.size, built(epsilon=0.3).ball.is_relative) == (0.3, False)
+        with pytest.raises(UsageError, match="not both"):
+            built(epsilon=0.1, epsilon_relative=0.1)
+
+    def test_a_projection_that_dominates_is_remarked(self):
+        dominated, free = built(epsilon_relative=0.01), built(epsilon=math.inf)
+        for defence in (dominated, free):
+            played(defence, part(1), model("lenet-relu"))
+        (caveat,) = dominated.caveats()
+        assert "sends mostly the true gradient" in caveat.text
+        assert free.caveats() == ()
+
+
+def test_an_audit_finds_a_projection_that_dominates():
+    scenario = Scenario(
+        data="faces", model="lenet-relu", defences=("refiner:epsilon_relative=0.01", "refiner:epsilon=inf"), targets=1
+    )
+    found = [finding for finding in examine(build_setup(scenario)) if finding.topic == "projection"]
+    assert [finding.text.split()[0] for finding in found] == ["refiner:epsilon_relative=0.01"]
+    assert found[0].severity == "warning"

@@ -16,10 +16,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedseal.audit.precautions import duplicates, strangers, weapon
 from fedseal.audit.setup import Setup, Target
-from fedseal.core.attack import ATTACKS, Caveat
+from fedseal.core.attack import ATTACKS
+from fedseal.core.caveat import Caveat
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
 from fedseal.core.tensors import flatten
+from fedseal.defences.pipeline import Pipeline, build_defence
 from fedseal.federation.client import set_mode
 from fedseal.federation.loss import client_loss, is_class
 from fedseal.models.structure import output_layer
@@ -175,6 +177,21 @@ def _caveats(setup: Setup) -> Iterator[Finding]:
         yield Finding(severity="warning", topic=caveat.topic, text=text, advice=caveat.advice)
 
 
+def _defences(setup: Setup) -> Iterator[Finding]:
+    """Say what defences remark on their own first round, those that have something to say."""
+    for spec in setup.scenario.defences:
+        defence = build_defence(spec)
+        members = defence.members if isinstance(defence, Pipeline) else (defence,)
+        if not any(member.uses("caveats") for member in members):
+            continue
+        try:
+            own = setup.observe(defence, 0, name=spec).defence
+        except FedsealError:
+            continue  # its trials say what is wrong
+        for caveat in own.caveats():
+            yield Finding(severity="warning", topic=caveat.topic, text=f"{spec} {caveat.text}", advice=caveat.advice)
+
+
 def _precision(setup: Setup) -> Iterator[Finding]:
     if setup.scenario.client.dtype == "float16":
         yield Finding(
@@ -196,5 +213,6 @@ _CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     _batch_and_classes,
     _last_bias,
     _caveats,
+    _defences,
     _precision,
 )

@@ -25,7 +25,11 @@ _SOLVER_STEPS = 200
 _TINY = 1e-30
 
 
-def into_the_ball(radius: float) -> Callable[[Tensors, Tensors], Tensors]:
+Radius: TypeAlias = Callable[[Tensors], Tensor | float]
+"""Maps an observed upload to the radius of the ball round the true gradient."""
+
+
+def into_the_ball(radius: Radius) -> Callable[[Tensors, Tensors], Tensors]:
     """Return the simulation under which any matching distance measures what a gradient is off the ball round u.
 
     It maps g' to u + (g' - u) max(0, 1 - radius / |g' - u|): u itself inside the ball.
@@ -34,13 +38,14 @@ def into_the_ball(radius: float) -> Callable[[Tensors, Tensors], Tensors]:
     def simulate(gradient: Tensors, observed: Tensors) -> Tensors:
         differences = {name: tensor - observed[name] for name, tensor in gradient.items()}
         squares = torch.stack([difference.square().sum() for difference in differences.values()])
-        shrink = (1 - radius / squares.sum().clamp(min=_TINY).sqrt()).clamp(min=0)
+        size = squares.sum().clamp(min=_TINY).sqrt()
+        shrink = (1 - radius(observed) / size).clamp(min=0).to(size.dtype)
         return {name: observed[name] + difference * shrink for name, difference in differences.items()}
 
     return simulate
 
 
-def on_the_sphere(scale: Tensor, radius: float) -> Callable[[Tensors], Tensors]:
+def on_the_sphere(scale: Tensor, radius: Radius) -> Callable[[Tensors], Tensors]:
     """Return App. M's reading of an upload u: some g' with sum w (g' - u)^2 = const, by gradient descent.
 
     The equation is underdetermined; the point found depends on the random start only. const is what a random direction
@@ -55,9 +60,10 @@ def on_the_sphere(scale: Tensor, radius: float) -> Callable[[Tensors], Tensors]:
         seen = flatten(observed)
         weights = (scale.to(seen) * seen.abs()).clamp(min=_TINY)
         weights = weights / weights.mean()
-        wanted = radius**2
+        size = float(radius(observed))
+        wanted = size**2
         start = torch.randn(len(seen), generator=generator(0, "appendix-m")).to(seen)
-        offset = start * (2 * radius / len(seen) ** 0.5)
+        offset = start * (2 * size / len(seen) ** 0.5)
         rate = 0.1 / weights.max()
         for _ in range(_SOLVER_STEPS):
             excess = (weights * offset.square()).sum() / wanted - 1

@@ -2,9 +2,10 @@
 
 x* = argmin UM(x*, x) - beta PM(x*) by t steps from (1 - alpha) x + alpha noise (Eq. 2-4, Sec. 3.4): UM is a weighted
 distance of the two gradients, PM the noise ratio an evaluation network sees. The upload is g* brought within epsilon of
-the true g (App. J). Labels are not hidden. Threat model: passive server. Departures: steps of normalised length unless
-`preset=paper` (`refinement` says why), derivatives by finite differences unless `second_order=exact`.
-alpha = beta = 0 and epsilon = 0 are the identity.
+the true g (App. J). Labels are not hidden. Threat model: passive server. Departures, unless `preset=paper`: steps of
+normalised length (`refinement` says why), and a ball whose radius is a share of the gradient's norm: a radius in the
+gradient's own units is another strength on every model and batch size. Derivatives are by finite differences unless
+`second_order=exact`. alpha = beta = 0 and epsilon = 0 are the identity.
 
 Cost: t passes for the gradient of the refined images and their second-order products, about 2 t + 1 plain passes per
 batch; warm starts keep a refined image per sample and halve that.
@@ -17,7 +18,7 @@ view.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedseal.core.batch import Batch
+from fedseal.core.caveat import Caveat
 from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import UsageError
@@ -35,7 +37,7 @@ from fedseal.defences.refiner.adaptive import Adaptive, into_the_ball, noise_pri
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
 from fedseal.defences.refiner.privacy import PrivacyJudge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
-from fedseal.defences.refiner.projection import project
+from fedseal.defences.refiner.projection import Ball, norm, project
 from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, blend, refine
 from fedseal.defences.refiner.utility import (
     BatchUtility,
@@ -48,10 +50,16 @@ from fedseal.defences.refiner.utility import (
 
 Preset: TypeAlias = Literal["calibrated", "paper", "fast"]
 
+DEFAULT_SHARE = 0.5
+"""Of the gradient's norm, the radius of the ball if none is given; `docs/results/refiner.md` has the evidence."""
+
+MOSTLY_TRUE = 0.5
+"""Below this share of the way to the refined gradient the projection decides what is sent, not the refinement."""
+
 
 @dataclass(frozen=True)
 class _Preset:
-    """What options are that were not given: rule and rate, steps of a first and a later visit, memory, tolerance."""
+    """What options are that were not given: rule and rate, steps of a first and a later visit, memory, ball."""
 
     rule: Rule
     rate: float
@@ -59,12 +67,14 @@ class _Preset:
     warm: int
     warm_t: int
     tolerance: float
+    epsilon: float | None
+    epsilon_relative: float | None
 
 
 PRESETS: dict[Preset, _Preset] = {
-    "calibrated": _Preset("normalised", RATES["normalised"], 10, 0, 5, 0.0),
-    "paper": _Preset("plain", RATES["plain"], 10, 0, 5, 0.0),
-    "fast": _Preset("normalised", 0.08, 4, 10_000, 2, 0.02),
+    "calibrated": _Preset("normalised", RATES["normalised"], 10, 0, 5, 0.0, None, DEFAULT_SHARE),
+    "paper": _Preset("plain", RATES["plain"], 10, 0, 5, 0.0, 0.1, None),
+    "fast": _Preset("normalised", 0.08, 4, 10_000, 2, 0.02, None, DEFAULT_SHARE),
 }
 
 
@@ -77,6 +87,12 @@ class _Seen:
     error: float
     gap: float = 0.0
     projected: bool = False
+    radius: float = float("inf")
+
+    @property
+    def refined_share(self) -> float:
+        """Which share of the way from the true gradient to the refined one the upload went."""
+        return self.radius / self.gap if self.projected else 1.0
 
 
 @DEFENCES.register(
@@ -92,7 +108,10 @@ class Refiner(Defence):
     """Refines the batch, then keeps the upload near the true gradient.
 
     Args:
-        epsilon: radius of the ball round the true gradient; `inf` sends the refined gradient as it is.
+        epsilon: radius of the ball round the true gradient, in its own units (the paper's 0.01 to 0.9); `inf` sends the
+            refined gradient as it is. If neither it nor `epsilon_relative` is given, the preset decides.
+        epsilon_relative: the radius as a share of the true gradient's norm, which means the same for every model and
+            batch size; in place of `epsilon`.
         alpha: share of noise in the start.
         beta: weight of the privacy metric.
         t: steps of a sample's first visit.
@@ -118,7 +137,8 @@ class Refiner(Defence):
 
     def __init__(
         self,
-        epsilon: float = 0.1,
+        epsilon: float | None = None,
+        epsilon_relative: float | None = None,
         alpha: float = 0.5,
         beta: float = 1.0,
         t: int | None = None,
@@ -145,7 +165,12 @@ class Refiner(Defence):
         self.warm_t = chosen.warm_t if warm_t is None else warm_t
         self.tolerance = chosen.tolerance if tolerance is None else tolerance
         self.rate = lr if lr is not None else (chosen.rate if self.rule == chosen.rule else RATES[self.rule])
-        self.epsilon, self.alpha, self.beta, self.tau = epsilon, alpha, beta, tau
+        if epsilon is not None and epsilon_relative is not None:
+            raise UsageError("refiner takes epsilon or epsilon_relative, not both.")
+        if epsilon is None and epsilon_relative is None:
+            epsilon, epsilon_relative = chosen.epsilon, chosen.epsilon_relative
+        self.ball = Ball(epsilon, epsilon_relative)
+        self.alpha, self.beta, self.tau = alpha, beta, tau
         self.scope = scope
         self.elements = elements
         self.weights_inside = weights_inside
@@ -154,7 +179,7 @@ class Refiner(Defence):
         self.adaptive: Adaptive = adaptive
         self.prior = prior
         self._check()
-        self.acts = epsilon > 0 and (alpha > 0 or (beta > 0 and self.t > 0))
+        self.acts = self.ball.size > 0 and (alpha > 0 or (beta > 0 and self.t > 0))
         self.traits = Traits(reads_batch=self.acts)
         self._noise = noise_judge(evaluator)
         self._judge = self._privacy_judge()
@@ -163,7 +188,7 @@ class Refiner(Defence):
         self._scale: Tensor = torch.ones(())
         self._seen: _Seen | None = None
         self._passes = 0.0
-        self._radius = epsilon
+        self._radius = 0.0
 
     def _check(self) -> None:
         shares = {"alpha": self.alpha, "tau": self.tau}
@@ -171,7 +196,7 @@ class Refiner(Defence):
             if not 0 <= share <= 1:
                 raise UsageError(f"refiner: {name} is a share between 0 and 1, got {share:g}.")
         counts = {"t": self.t, "warm": self.warm, "warm_t": self.warm_t}
-        sizes = {"epsilon": self.epsilon, "beta": self.beta, "tolerance": self.tolerance, "prior": self.prior}
+        sizes = {"epsilon": self.ball.size, "beta": self.beta, "tolerance": self.tolerance, "prior": self.prior}
         for name, value in {**counts, **sizes}.items():
             if not value >= 0:
                 raise UsageError(f"refiner: {name} must not be negative, got {value:g}.")
@@ -221,19 +246,21 @@ class Refiner(Defence):
         return Descent(steps, self.t, self.beta, self.rule, self.rate, self.tolerance, waits)
 
     def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
-        """Bring the refined gradient within epsilon of the true one."""
+        """Bring the refined gradient within the ball round the true one."""
         if not self.acts:
             return gradient
-        sent, gap, projected = project(gradient, self._true, self.epsilon)
+        radius = self.ball.radius(self._true)
+        sent, gap, projected = project(gradient, self._true, radius)
         self._true = {}
+        self._radius = radius if context.step == 0 else self._radius + radius
         if self._seen is not None:
-            self._seen = _Seen(self._seen.refined, self._seen.noise, self._seen.error, gap, projected)
+            self._seen = replace(self._seen, gap=gap, projected=projected, radius=radius)
         return sent
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
         """Note how far the update of all local steps can be from the true one; it is sent as it is."""
-        steps = context.step + 1
-        self._radius = self.epsilon * (steps * context.learning_rate if context.kind == "delta" else 1)
+        if context.kind == "delta":
+            self._radius *= context.learning_rate
         return update
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -252,7 +279,7 @@ class Refiner(Defence):
         if self._seen is None:
             return report
         seen, refined = self._seen, self._seen.refined
-        outcome = f"projected to {self.epsilon:g}" if seen.projected else "sent as it is"
+        outcome = f"projected to {seen.radius:.3g}" if seen.projected else "sent as it is"
         return CostReport(
             state_bytes=report.state_bytes,
             extra_passes=self._passes,
@@ -263,10 +290,22 @@ class Refiner(Defence):
             ),
         )
 
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Say of the last round when the projection has given most of the true gradient back."""
+        seen = self._seen
+        if seen is None or seen.refined_share >= MOSTLY_TRUE:
+            return ()
+        text = (
+            f"sends mostly the true gradient: refined images are {seen.gap:.3g} away from it, and the ball of "
+            f"{seen.radius:.3g} lets {100 * seen.refined_share:.0f} % of that way pass."
+        )
+        return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
+
     def attacker_view(self) -> AttackerView:
         """Publish epsilon, and by it what an aware attacker does (see `adaptive`)."""
         parameters = {
-            "epsilon": self.epsilon,
+            "epsilon": self.ball.size,
+            "relative": self.ball.is_relative,
             "alpha": self.alpha,
             "beta": self.beta,
             "t": self.t,
@@ -275,14 +314,20 @@ class Refiner(Defence):
         }
         if not self.acts:
             return AttackerView(self.name, parameters)
-        bounded = self.epsilon < float("inf")
+        bounded = self.ball.size < float("inf")
         channel = self._channel()
         if self.adaptive == "appendix-m" and bounded:
-            return AttackerView(self.name, parameters, read=on_the_sphere(self._scale, self._radius), channel=channel)
+            read = on_the_sphere(self._scale, self._known_radius)
+            return AttackerView(self.name, parameters, read=read, channel=channel)
         prior = noise_prior(self._noise, self.prior) if self.prior else None
         if not bounded:
             return AttackerView(self.name, parameters, image_prior=prior, channel=channel)
-        return AttackerView(self.name, parameters, into_the_ball(self._radius), image_prior=prior, channel=channel)
+        inside = into_the_ball(self._known_radius)
+        return AttackerView(self.name, parameters, inside, image_prior=prior, channel=channel)
+
+    def _known_radius(self, observed: Tensors) -> Tensor | float:
+        """Return the ball's radius to who sees an upload: a share is taken of that upload's norm, which is public."""
+        return self.ball.size * norm(observed) if self.ball.is_relative else self._radius
 
     def _channel(self) -> Channel:
         """Return what the upload is a function of: the refined images, or, moved into the ball, nearly the private."""

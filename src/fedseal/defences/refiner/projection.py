@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from fedseal.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Where an upload may be: within a radius of the true gradient, in its units, or as a share of its norm.
+
+    Attributes:
+        absolute: the radius, or None.
+        relative: the share, where the radius is None.
+    """
+
+    absolute: float | None
+    relative: float | None = None
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the radius is a share of the norm."""
+        return self.absolute is None
+
+    @property
+    def size(self) -> float:
+        """The radius, or the share."""
+        chosen = self.absolute if self.relative is None else self.relative
+        assert chosen is not None
+        return chosen
+
+    def radius(self, true: Tensors) -> float:
+        """Return the radius round a true gradient."""
+        return self.size * float(norm(true)) if self.is_relative else self.size
+
+
+def norm(gradient: Tensors) -> Tensor:
+    """Return the L2 norm of a gradient over all tensors together."""
+    return torch.stack([tensor.double().square().sum() for tensor in gradient.values()]).sum().sqrt()
 
 
 def distance(one: Tensors, other: Tensors) -> Tensor:
