@@ -81,7 +81,6 @@ class Experiment(BaseModel):
     samples: int
     tau: float
     epochs: int
-    attacker_epochs: int
     properties: tuple[Property, ...] = PROPERTIES
     accuracy: Accuracy
     seed: int = 0
@@ -91,8 +90,6 @@ class Experiment(BaseModel):
         without = {"properties"}
         if names[0] != "accuracy":
             without |= {"accuracy"}
-        if "lids, adaptive" not in names:
-            without |= {"attacker_epochs"}
         if "judge" in names:
             without |= {"steps", "batches", "samples", "tau", "epochs", "model", "batch_size"}
         return hash_json([self.model_dump(mode="json", exclude=without), *names])[:16]
@@ -161,9 +158,8 @@ class Bench:
     def groups(self, augmented: bool, of: Literal["client", "auxiliary"] = "client") -> Construction:
         """Return LIDS's mini-groups of the client's images, or of the attacker's."""
         e = self.experiment
-        epochs = e.epochs if of == "client" else e.attacker_epochs
         data = self.parts.client if of == "client" else self.parts.auxiliary
-        recipe = Recipe(e.samples, e.tau, augmented, epochs, e.seed)
+        recipe = Recipe(e.samples, e.tau, augmented, e.epochs, e.seed)
         CONSOLE.print(f"groups of the {of}", highlight=False)
         with TerminalProgress(CONSOLE) as progress:
             return construct(data, recipe, library(), progress)

@@ -337,3 +337,12 @@ def test_a_refused_audit_succeeds_in_the_same_directory_once_the_attacker_is_pre
     assert {one.status for one in run_audit([asked], out).records} == {"refused"}
     prepare(asked)
     assert {one.status for one in run_audit([asked], out).records} == {"ok"}
+
+
+def test_the_adaptive_attackers_autoencoder_is_trained_as_long_as_a_clients():
+    from inspect import signature
+
+    from fedseal.attacks.active.seer.attack import SeerAttack
+    from fedseal.defences.lids.defence import Lids
+
+    assert signature(SeerAttack).parameters["epochs"].default == signature(Lids).parameters["epochs"].default

@@ -85,11 +85,12 @@ class Exchange:
 
     Attributes:
         fed: what the models were fed in the last round; the originals before it.
+        originals: the private images it came from.
         cost: of the first client's defence in the last round.
     """
 
     def __init__(self, round: TargetRound, knowledge: Callable[[BNStatistics], Knowledge]) -> None:
-        self.fed = round.originals
+        self.fed = self.originals = round.originals
         self.cost = CostReport()
         self._target = round
         self._knowledge = knowledge
@@ -108,8 +109,14 @@ class Exchange:
         assert done.seen is not None  # a strict cohort raises what is wrong with an answer
         first = done.answers[0]
         self.fed = joined([batch for answer in done.answers for batch in answer.fed])
+        chosen = [answer.assignment.defence.origins() for answer in done.answers]
+        if any(found is not None for found in chosen):
+            self.originals = joined([found for found in chosen if found is not None])
         self.cost = replace(done.cost(first), gradient_distance=self._distance(first, number))
-        return Observation(sent[0], done.seen, self._knowledge(first.bn_statistics))
+        knowledge = self._knowledge(first.bn_statistics)
+        if self.originals is not target.originals and knowledge.labels is not None:
+            knowledge = replace(knowledge, labels=self.fed.labels)
+        return Observation(sent[0], done.seen, knowledge)
 
     def _distance(self, answer: Answer, number: int) -> float | None:
         """Return how far the first client's upload is from an undefended one; None if the defence changes the names."""
@@ -123,7 +130,13 @@ class Exchange:
 
 
 def target_cohort(
-    batches: Sequence[Batch], config: RoundConfig, defence: Defence, streams: Streams, *, name: str = "client"
+    batches: Sequence[Batch],
+    config: RoundConfig,
+    defence: Defence,
+    streams: Streams,
+    *,
+    name: str = "client",
+    holdings: Sequence[Batch] | None = None,
 ) -> Cohort:
     """Return clients who hold what they use in a round, and use it in every one; what is wrong with answers is raised.
 
@@ -135,17 +148,27 @@ def target_cohort(
         defence: fresh; the first client's own, of which the others have copies.
         streams: of their randomness.
         name: before the clients' numbers.
+        holdings: all that each client holds, its batches included; what it uses by default.
     """
     steps = config.local_steps
     parts = [batches[start : start + steps] for start in range(0, len(batches), steps)]
-    clients = [held_by(f"{name}-{number}", part, config, defence.name) for number, part in enumerate(parts)]
+    clients = [
+        held_by(f"{name}-{number}", part, config, defence.name, dataset=None if holdings is None else holdings[number])
+        for number, part in enumerate(parts)
+    ]
     return Cohort(clients, defence, streams, strict=True, defences={0: defence})
 
 
 def first_round(
-    batches: Sequence[Batch], shape: RoundShape, config: RoundConfig, defence: Defence, streams: Streams, name: str
+    batches: Sequence[Batch],
+    shape: RoundShape,
+    config: RoundConfig,
+    defence: Defence,
+    streams: Streams,
+    name: str,
+    holdings: Sequence[Batch] | None = None,
 ) -> TargetRound:
     """Return the first round of a target's clients; `shape` says how much data that is, the rest as `target_cohort`."""
-    cohort = target_cohort(batches, config, defence, streams, name=name)
+    cohort = target_cohort(batches, config, defence, streams, name=name, holdings=holdings)
     everyone = tuple(range(len(cohort)))
     return TargetRound(cohort, everyone, everyone, 0, joined(batches), shape, config)

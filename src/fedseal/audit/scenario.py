@@ -30,6 +30,8 @@ class ClientConfig(_Config):
         learning_rate: of the local steps.
         aggregate: clients whose mean update is all the server sees, as under secure aggregation; 1 for none.
         bn_mode: how batch normalisation runs and what the server sees of it.
+        examples: images a client holds, of which the attacked round uses some; None for 64 where a defence prepares
+            its data as a whole and the data set has as many, else no more than the round uses.
         loss_reduction: over the batch.
         normalise: whether images are normalised by the data set's statistics.
         train_mode: whether dropout and the like are active, as in training.
@@ -41,6 +43,7 @@ class ClientConfig(_Config):
     learning_rate: float = Field(0.1, gt=0)
     aggregate: int = Field(1, ge=1, le=1000)
     bn_mode: BNMode = "eval"
+    examples: int | None = Field(None, ge=1)
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalise: bool = False
     train_mode: bool = False

@@ -26,7 +26,7 @@ from fedseal.core.observation import Observation, UpdateKind
 from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
-from fedseal.defences.pipeline import build_defence
+from fedseal.defences.pipeline import Pipeline, build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.cohort import federated_model
 from fedseal.federation.fitting import fitting_model, with_targets
@@ -121,6 +121,25 @@ class Setup:
         like = next(self.model.parameters())
         return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
 
+    def holdings(self, target: int, defence: Defence) -> list[Batch] | None:
+        """Return all that each client of a target holds, what it uses first; None if that is all.
+
+        Clients of different targets share no image, and hold the same number whatever the defence.
+        """
+        shape = self.shape(defence)
+        each = self.images_per_target // shape.clients
+        used = shape.batch_size * shape.local_steps
+        if each <= used or not (self.scenario.client.examples or _held_by_default(defence)):
+            return None
+        start = target * self.images_per_target
+        order = _target_order(self.private, self.scenario)[start : start + self.images_per_target]
+        mine, others = order[: shape.images].split(used), order[shape.images :].split(each - used)
+        like = next(self.model.parameters())
+        return [
+            self.private.batch(torch.cat(parts)).to(like.device, like.dtype)
+            for parts in zip(mine, others, strict=False)
+        ]
+
     def client_data(self, spec: str) -> Iterator[tuple[Batch, torch.Generator]]:
         """Yield what every client of every target holds, and what a defence of that spec prepares it with.
 
@@ -128,9 +147,13 @@ class Setup:
         """
         if self.staging is not None:
             return
-        shape = self.shape(build_defence(spec))
+        defence = build_defence(spec)
+        shape = self.shape(defence)
         for target in range(self.scenario.targets):
             streams = TargetStreams(self.scenario.seed, (spec, target))
+            if (whole := self.holdings(target, defence)) is not None:
+                yield from ((data, streams.prepare(client)) for client, data in enumerate(whole))
+                continue
             held = iter(self.batches(target, shape))
             for client in range(shape.clients):
                 yield joined(list(islice(held, shape.local_steps))), streams.prepare(client)
@@ -169,7 +192,7 @@ class Setup:
         observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
         own = played.cohort.defence(played.clients[0])
         return Target(
-            played.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
+            exchange.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
         )
 
     def fed_with_public(self, spec: str, images: int) -> Iterator[tuple[Batch, Batch]]:
@@ -199,7 +222,8 @@ class Setup:
         shape = self.shape(defence)
         config = replace(self.config, local_steps=shape.local_steps)
         streams = TargetStreams(self.scenario.seed, (name, target, draw) if draw else (name, target))
-        return first_round(self.batches(target, shape), shape, config, defence, streams, f"client-{target}")
+        batches, held = self.batches(target, shape), self.holdings(target, defence)
+        return first_round(batches, shape, config, defence, streams, f"client-{target}", held)
 
     def _knowledge(
         self, shape: RoundShape, originals: Batch, bn_statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -274,7 +298,7 @@ def build_setup(
     if scenario.stage is not None and ground is None:
         ground = scenario_ground(scenario, private, model, public, config)
     staging = None if ground is None or scenario.stage is None else _staging(scenario, ground, stages)
-    images = _images_per_target(scenario)
+    images = _images_per_target(scenario, len(private))
     return Setup(
         scenario,
         private,
@@ -339,7 +363,17 @@ def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: torch.T
     return private.batch(draw_strangers(private.labels, rest, by_class=by_class))
 
 
-def _images_per_target(scenario: Scenario) -> int:
+def _images_per_target(scenario: Scenario, available: int) -> int:
+    """Return how many private images a target has for itself: what its clients use, or hold."""
     client = scenario.client
     plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
-    return max(build_defence(name).reshape(plain).images for name in (*scenario.defences, "none"))
+    defences = [build_defence(name) for name in (*scenario.defences, "none")]
+    used = max(defence.reshape(plain).images for defence in defences)
+    wanted = client.aggregate * max(map(_held_by_default, defences))
+    held = client.aggregate * client.examples if client.examples else min(wanted, available // scenario.targets)
+    return max(used, held)
+
+
+def _held_by_default(defence: Defence) -> int:
+    members = defence.members if isinstance(defence, Pipeline) else (defence,)
+    return max(member.holdings for member in members)

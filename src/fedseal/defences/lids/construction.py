@@ -21,6 +21,9 @@ from fedseal.defences.lids.groups import Groups
 from fedseal.defences.lids.synthesis import synthesise
 from fedseal.preparation import Library
 
+EPOCHS = 3000
+"""Of an autoencoder, a client's or that of an attacker who expects mini-groups; the paper's, for a GPU."""
+
 
 @dataclass(frozen=True)
 class Recipe:

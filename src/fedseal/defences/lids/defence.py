@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.trainable import Trainable
 from fedseal.core.traits import Traits
-from fedseal.defences.lids.construction import Construction, Recipe, Synthesis, construct, seed_from
-from fedseal.defences.lids.groups import form_batches
+from fedseal.defences.lids.construction import EPOCHS, Construction, Recipe, Synthesis, construct, seed_from
+from fedseal.defences.lids.groups import Groups, form_batches
 from fedseal.preparation import Library, library
 
 
@@ -52,9 +52,10 @@ class Lids(Defence):
     """
 
     stage = "data"
+    holdings = 64
 
     def __init__(
-        self, samples: int = 4, tau: float = 18.0, augment: bool = True, epochs: int = 3000, cache: bool = True
+        self, samples: int = 4, tau: float = 18.0, augment: bool = True, epochs: int = EPOCHS, cache: bool = True
     ) -> None:
         if samples < 1 or epochs < 1:
             raise UsageError(f"lids needs samples >= 1 and epochs >= 1, got {samples} and {epochs}.")
@@ -64,6 +65,7 @@ class Lids(Defence):
         self._formed: dict[int, Tensor] = {}
         self._seed = 0
         self._remarks: tuple[str, ...] = ()
+        self._origins: list[Batch] = []
 
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Build the mini-groups of a client's data, which is returned as it is: what is fed is chosen by step."""
@@ -74,6 +76,8 @@ class Lids(Defence):
             self._remarks = (
                 f"lids keeps {built.stored_bytes / 1e6:.1f} MB of synthetic images and autoencoder, built once in "
                 f"{built.seconds:.1f} s, and feeds {self.samples} images per real one",
+                f"{100 * built.groups.reaching(self.tau):.0f} % of the synthetic images reach tau = {self.tau:g} dB, "
+                f"{float(built.groups.psnr.mean()):.1f} dB on average",
             )
         return dataset
 
@@ -82,9 +86,11 @@ class Lids(Defence):
         if self.samples == 1:
             return batch
         per_batch = max(1, len(batch) // self.samples)
+        if context.step == 0:
+            self._origins = []
         if self._built is None:
             groups = self._construct(batch, seed_from(context.generator), keep=False).groups
-            return self._like(groups.batch(torch.arange(per_batch)), batch)
+            return self._fed(groups, torch.arange(per_batch), batch)
         groups = self._built.groups
         if per_batch not in self._formed:
             source = generator(self._seed, "lids-batches", per_batch)
@@ -92,7 +98,11 @@ class Lids(Defence):
         formed = self._formed[per_batch]
         source = context.generator
         chosen = int(torch.randint(len(formed), (), generator=source, device=source.device))
-        return self._like(groups.batch(formed[chosen]), batch)
+        return self._fed(groups, formed[chosen], batch)
+
+    def origins(self) -> Batch | None:
+        """Return the real images of the groups that the last round fed."""
+        return joined(self._origins) if self._origins else None
 
     def report(self) -> CostReport:
         """Say what was built and what it takes to keep."""
@@ -117,6 +127,8 @@ class Lids(Defence):
         made = self._synthesis(data, seed, keep=keep)
         return construct(made.data, made.settings, made.books)
 
-    @staticmethod
-    def _like(made: Batch, batch: Batch) -> Batch:
-        return made.to(batch.images.device, batch.images.dtype)
+    def _fed(self, groups: Groups, bases: Tensor, batch: Batch) -> Batch:
+        """Return the groups of some real images, which are noted, in the precision of `batch`."""
+        device, dtype = batch.images.device, batch.images.dtype
+        self._origins.append(groups.real.pick(bases.to(groups.real.labels.device)).to(device, dtype))
+        return groups.batch(bases).to(device, dtype)

@@ -31,6 +31,10 @@ class Groups:
         """S, the images of a group."""
         return 1 + self.synthetic.shape[1]
 
+    def reaching(self, tau: float) -> float:
+        """Return the share of synthetic images that are within tau dB of their base, as Algorithm 1 asks of all."""
+        return float((self.psnr >= tau).double().mean())
+
     def assembled(self, bases: Tensor) -> tuple[Tensor, Tensor]:
         """Return batches of whole groups: images [M, k S, C, H, W] and labels [M, k S] for real images [M, k]."""
         bases = bases.to(self.real.labels.device)

@@ -39,7 +39,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
 from fedseal.core.trainable import Trainable
-from fedseal.defences.lids.construction import Recipe, Synthesis, construct
+from fedseal.defences.lids.construction import EPOCHS, Recipe, Synthesis, construct
 from fedseal.preparation import library
 
 
@@ -68,7 +68,7 @@ class SeerAttack(ReadingAttack):
         preset: of the training.
         steps: of the training; 0 for the preset's.
         lids: size of LIDS's mini-groups for an attacker trained on such batches; 1 for one that is not.
-        epochs: of that attacker's own autoencoder.
+        epochs: of that attacker's own autoencoder; as many as a client's by default.
         train: whether to train an attacker that is not in the cache, instead of refusing.
         seed: of the training.
     """
@@ -82,7 +82,7 @@ class SeerAttack(ReadingAttack):
         preset: Preset = "cpu",
         steps: int = 0,
         lids: int = 1,
-        epochs: int = 100,
+        epochs: int = EPOCHS,
         train: bool = False,
         seed: int = 0,
     ) -> None:
