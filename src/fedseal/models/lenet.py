@@ -1,7 +1,8 @@
 """The small convolutional networks of DLG: three 5x5 convolutions of 12 channels and one linear layer.
 
-Zhu et al. 2019 use sigmoid activations so that the network is twice differentiable; `lenet-relu` is the variant the
-defence papers attack.
+Zhu et al. 2019 use sigmoid activations so that the network is twice differentiable: `lenet`, also called
+`lenet-sigmoid`, is theirs, and AdaDefense's. `lenet-relu` is the same network with the activation of today. Defences
+fare differently on the two, so results name which.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ def _lenet(input_shape: tuple[int, int, int], num_classes: int, activation: Acti
 
 @MODELS.register("lenet", Info("three sigmoid convolutions and a linear layer, as in DLG", paper=_PAPER))
 def lenet(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Build DLG's LeNet."""
+    return _lenet(input_shape, num_classes, "sigmoid")
+
+
+@MODELS.register("lenet-sigmoid", Info("`lenet` by its full name", paper=_PAPER))
+def lenet_sigmoid(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Build DLG's LeNet."""
     return _lenet(input_shape, num_classes, "sigmoid")
 
