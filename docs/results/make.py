@@ -1,0 +1,134 @@
+"""Make the pages of docs/results, each by its commands, from one commit that it names.
+
+    python docs/results/make.py [PAGE ...] [--data-root DIR] [--runs runs] [--render]
+
+`pages.yaml` says what a page is made of. Audits and trainings resume, so an interrupted call goes on. A page is refused
+where the package or its scenarios differ from the commit it would name; `--render` writes pages again from runs that
+are there, after their words (`PAGE/words.md`) have changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SOURCES = "src/fedseal"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its title, and the scenarios it audits or trains, in this order."""
+
+    name: str
+    title: str
+    scenarios: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """What is said of the tables."""
+        return (HERE / self.name / "words.md").read_text(encoding="utf-8").strip()
+
+
+def pages() -> dict[str, Page]:
+    """Return all pages by name."""
+    found = yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
+    return {name: Page(name, about["title"], tuple(about["scenarios"])) for name, about in found.items()}
+
+
+def git(*arguments: str) -> str:
+    """Return what git answers in the repository."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def is_training(scenario: str) -> bool:
+    """Return whether a scenario is one of `fedseal train`."""
+    return "federation" in yaml.safe_load((HERE / scenario).read_text(encoding="utf-8"))
+
+
+def out_of(scenario: str, runs: Path) -> Path:
+    """Return where a scenario's run is kept."""
+    return runs / scenario.removesuffix(".yaml").replace("/", "-")
+
+
+def command(scenario: str) -> str:
+    """Return a scenario's command as a reader types it."""
+    verb = "train" if is_training(scenario) else "audit"
+    return f"fedseal {verb} docs/results/{scenario} --data-root DIR --out {out_of(scenario, Path('runs'))}"
+
+
+def run(page: Page, runs: Path, data_root: Path | None) -> None:
+    """Run what is left of a page's scenarios."""
+    for scenario in page.scenarios:
+        verb = "train" if is_training(scenario) else "audit"
+        extra = ["--data-root", str(data_root)] if data_root else []
+        call = [verb, str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra]
+        done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, check=False)
+        if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
+            raise SystemExit(f"{' '.join(call)} ended with {done.returncode}")
+
+
+def table(scenario: str, runs: Path) -> str:
+    """Return a run's tables."""
+    out = out_of(scenario, runs)
+    if is_training(scenario):
+        from fedseal.report.utility import render_utility
+        from fedseal.training.run import open_training
+
+        return render_utility(open_training(out))
+    done = subprocess.run(
+        [sys.executable, "-m", "fedseal", "table", str(out)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def render(page: Page, runs: Path) -> str:
+    """Return a page's text."""
+    commit, sources = git("rev-parse", "HEAD"), git("rev-parse", f"HEAD:{SOURCES}")
+    lines = [
+        f"# {page.title}",
+        "",
+        f"Made from commit `{commit}` (`{SOURCES}`: tree `{sources}`)",
+        f"by `python docs/results/make.py {page.name}`, that is",
+        "",
+        *(f"    {command(scenario)}" for scenario in page.scenarios),
+        "",
+        page.words,
+        "",
+        *(table(scenario, runs).strip().replace("\n# ", "\n## ") + "\n" for scenario in page.scenarios),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def changed(page: Page) -> list[str]:
+    """Return what of the package and a page's scenarios differs from the commit it would name."""
+    paths = [SOURCES, *(f"docs/results/{scenario}" for scenario in page.scenarios)]
+    return git("status", "--porcelain", "--", *paths).splitlines()
+
+
+def main() -> None:
+    """Make the pages that are asked for, or all."""
+    known = pages()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*known, []], help="pages; all by default")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--render", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    for page in [known[name] for name in given.names or known]:
+        if found := changed(page):
+            raise SystemExit("commit first, so that the page can name a commit:\n" + "\n".join(found))
+        if not given.render:
+            run(page, given.runs, given.data_root)
+        (HERE / f"{page.name}.md").write_text(render(page, given.runs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
