@@ -1,4 +1,4 @@
-"""Server and client agree on who scales an upload, for every defence: twenty rounds of a linear model, step by step."""
+"""Server and client agree on who scales an upload, for every defence: rounds of a linear model, step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedseal.federation.simulation.loop import Federation
 from fedseal.models.layers import with_head
 
 SHAPE = (1, 6, 6)
-ROUNDS, RATE, MOMENTUM = 20, 0.3, 0.5
+ROUNDS, FEW, RATE, MOMENTUM = 20, 4, 0.3, 0.5
 OPTIONS = {"lids": "lids:epochs=1,cache=false", "precode": "precode:k=4", "secagg": "secagg:clients=2"}
 SPECS = [OPTIONS.get(name, name) for name in DEFENCES.names() if name not in {"pretrained", "soteria", "fedkl"}]
 """Without a file; Soteria and FedKL act on layers that a linear model does not have."""
@@ -75,7 +75,7 @@ def test_the_server_moves_the_model_by_what_was_uploaded(spec: str, algorithm: s
     federation = _federation(spec, clients=2, momentum=MOMENTUM, algorithm=algorithm)
     defence = build_defence(spec)
     speed: dict[str, Tensor] = {}
-    for number in range(ROUNDS):
+    for number in range(FEW):
         before = _weights(federation.model)
         federation.play(number, RoundListener())
         assert len(uploads) == 2

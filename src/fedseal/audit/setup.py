@@ -133,7 +133,8 @@ class Setup:
             return None
         start = target * self.images_per_target
         order = _target_order(self.private, self.scenario)[start : start + self.images_per_target]
-        mine, others = order[: shape.images].split(used), order[shape.images :].split(each - used)
+        mine = torch.split(order[: shape.images], used)
+        others = torch.split(order[shape.images :], each - used)
         like = next(self.model.parameters())
         return [
             self.private.batch(torch.cat(parts)).to(like.device, like.dtype)

@@ -35,7 +35,8 @@ def _lpips(net: Net) -> Lpips:
 @METRICS.register("lpips", Info("perceptual distance, by AlexNet or VGG", paper="Zhang et al., CVPR 2018"))
 def perceptual_distance(originals: Tensor, reconstructions: Tensor, net: Net = "alex") -> Tensor:
     """Return LPIPS of each pair [B, C, H, W], as [B]."""
-    return _lpips(net).to(originals.device)(originals, reconstructions)
+    distances: Tensor = _lpips(net).to(originals.device)(originals, reconstructions)
+    return distances
 
 
 @METRICS.register("rec", Info("1 where an image came out above a PSNR, else 0; its mean is REC", paper=_LIDS))
@@ -67,8 +68,8 @@ def recognised(
     """
     channels, height, width = originals.shape[1:]
     judge = _judge(model, checkpoint, classes, (channels, height, width)).to(originals.device)
-    told = [judge(images.float()).argmax(1) for images in (originals, reconstructions)]
-    return (told[0] == told[1]).double()
+    told: list[Tensor] = [judge(images.float()).argmax(1) for images in (originals, reconstructions)]
+    return torch.eq(*told).double()
 
 
 @METRICS.register("max-ssim", Info("greatest structural similarity to any of the reconstructions"))
