@@ -16,7 +16,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips, load_lpips, why_no_lpips
-from fedseal.metrics.matching import belonging
+from fedseal.metrics.matching import belonging, pairwise_psnr
 from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
 from fedseal.metrics.singling import line_up
@@ -47,9 +47,13 @@ class ImageMeasures(Measures):
         return {"LPIPS": why_no_lpips() or "AlexNet v0.1"}
 
     def progress(self, originals: Sequence[Batch], guesses: Tensor) -> dict[str, float]:
-        """Return the mean PSNR of the images as they stand."""
-        truth = torch.cat([batch.images for batch in originals])
-        return {"psnr_db": fmean(psnr(truth, guesses.flatten(0, 1), data_range=1.0).tolist())}
+        """Return the mean PSNR of the images as they stand; of the closest, where more are guessed than there are."""
+        pairs = list(zip((batch.images for batch in originals), guesses, strict=True))
+        if all(len(truth) == len(guess) for truth, guess in pairs):
+            truth = torch.cat([truth for truth, _ in pairs])
+            return {"psnr_db": fmean(psnr(truth, guesses.flatten(0, 1), data_range=1.0).tolist())}
+        closest = torch.cat([pairwise_psnr(truth, guess).amax(1) for truth, guess in pairs])
+        return {"psnr_db": fmean(closest.tolist())}
 
     def measure(self, case: Case, answer: Reconstruction) -> Measured:
         """Score under the one fixed matching; what is kept are pictures in [0, 1].
