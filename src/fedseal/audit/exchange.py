@@ -115,7 +115,10 @@ class Exchange:
         self.cost = replace(done.cost(first), gradient_distance=self._distance(first, number))
         knowledge = self._knowledge(first.bn_statistics)
         if self.originals is not target.originals and knowledge.labels is not None:
-            knowledge = replace(knowledge, labels=self.fed.labels)
+            places = torch.arange(len(knowledge.labels)) % len(
+                self.fed
+            )  # a group may be larger than a batch, or smaller
+            knowledge = replace(knowledge, labels=self.fed.labels[places])
         return Observation(sent[0], done.seen, knowledge)
 
     def _distance(self, answer: Answer, number: int) -> float | None:
