@@ -1,7 +1,7 @@
 """Calibrate the detector and measure it: thresholds, false alarms, and how far attacks can be weakened.
 
-    python bench/detector.py [--seeds 8] [--strikes 1] [--write docs/results]
-    python bench/detector.py --seer docs/results/lids/lids.yaml --data-root DIR --write docs/results
+    python bench/detector.py [--seeds 8] [--strikes 1] [--write bench/out]
+    python bench/detector.py --seer bench/lids.yaml --data-root DIR --write bench/out
 
 Thresholds are judged on the first four seeds' checkpoints and false alarms counted on all others, which they were not
 chosen on. About twenty minutes on one core; everything but `--seer` runs on embedded data. With `--seer` the detector
@@ -179,7 +179,7 @@ def _page(honest: list[Checkpoint], strikes: list[Strike], weapons: list[Trained
 
 `fedseal.detect(model, batch)` looks at a received model before the client answers. Renew this page with
 
-    python bench/detector.py --seer docs/results/lids/lids.yaml --data-root DIR --write docs/results
+    python bench/detector.py --seer bench/lids.yaml --data-root DIR --write bench/out
 
 ## Honest models
 

@@ -1,6 +1,6 @@
 """SEER against clients without a defence, with LIDS and with LIDS-A, and SEER that expects LIDS.
 
-    python bench/lids.py docs/results/lids/lids.yaml [--data-root DIR] [--properties bright,red]
+    python bench/lids.py bench/lids.yaml [--data-root DIR] [--properties bright,red]
 
 Trains one attacker per property, and one that is trained on LIDS's batches; attacks the same batches of real images
 under each defence; measures what LIDS costs in accuracy. Interrupted at any time, the same command goes on: trained
@@ -67,7 +67,7 @@ class Accuracy(BaseModel):
 
 
 class Experiment(BaseModel):
-    """The scenario's fields, explained in docs/results/lids/lids.yaml."""
+    """The scenario's fields, explained in bench/lids.yaml."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     data: str

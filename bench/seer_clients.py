@@ -1,6 +1,6 @@
 """SEER through an aggregate: `thresh` mode isolates one image of all clients' by a threshold on its property.
 
-    python bench/seer_clients.py docs/results/lids/lids.yaml --data-root DIR --write docs/results/seer-clients.md
+    python bench/seer_clients.py bench/lids.yaml --data-root DIR --write bench/out/seer-clients.md
 
 Trains one attacker per number of clients on the scenario's auxiliary images and attacks rounds of real images it never
 saw, of which the server sees the clients' sum alone. The attacker that `bench/lids.py` trains for one client attacks
@@ -41,7 +41,7 @@ PAGE = """# SEER through an aggregate of several clients
 
 Regenerate with (attackers are trained once, in minutes, and kept in the cache):
 
-    python bench/seer_clients.py docs/results/lids/lids.yaml --data-root DIR --write docs/results/seer-clients.md
+    python bench/seer_clients.py bench/lids.yaml --data-root DIR --write bench/out/seer-clients.md
 
 The server sees the sum of all clients' gradients alone: FedSGD, batches of {batch}, each client with batch statistics
 of its own, data and model as in [lids.md](lids.md), real images the attacker never saw, {steps} steps of training.

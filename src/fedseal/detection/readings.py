@@ -1,7 +1,7 @@
 """A measurement on a received model, and the thresholds above which it is no honest one.
 
 The thresholds lie above what `bench/detector.py` measured on honest checkpoints, between initialisation and the end of
-training, except on a few that diverged or nearly died; `docs/results/detector.md` holds the measurements, the rate of
+training, except on a few that diverged or nearly died; `bench/detector.py` makes the measurements, the rate of
 false alarms on checkpoints the thresholds were not chosen on, and how far each attack can be weakened before it passes.
 """
 

@@ -22,7 +22,7 @@ from fedseal.defences.refiner.utility import Judged
 Rule: TypeAlias = Literal["normalised", "plain"]
 
 RATES: dict[Rule, float] = {"normalised": 0.045, "plain": 1.0}
-"""The learning rate of each rule; `docs/results/refiner.md` has the calibration of the first."""
+"""The learning rate of each rule: the first meets App. K's MSE(x*, x) and D(x*) on LeNet."""
 
 
 @dataclass(frozen=True)
