@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= fedseal-audit
 
-.PHONY: audit test test-slow lint docs bench clean
+.PHONY: audit test test-slow lint docs bench campaign clean
 
 audit: $(VENV)/.installed  ## audit a small federation on embedded data and leave a report
 	$(BIN)/fedseal audit --out $(OUT)
@@ -28,6 +28,9 @@ docs: $(VENV)/.installed-dev  ## build the documentation into build/site; a warn
 
 bench: $(VENV)/.installed-dev  ## run every benchmark; results go to bench/out
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+campaign: $(VENV)/.installed-dev  ## attack fedseal itself and write the counts; FULL=--full tries ten times as much
+	$(BIN)/python -m campaign $(FULL) --write docs/reliability.md
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(OUT) build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -120,7 +120,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--defence", "gaussian+topq"), ("'topq'", "'topk'")),
         (("--model", "lennet"), ("no model called 'lennet'", "'lenet'")),
         (("--model", "lenet:inut=1"), ("no option 'inut'", "'init'")),
-        (("--model", "mlp:width=-1"), ("mlp:width=-1",)),
+        (("--model", "mlp:width=-1"), ("'width'", "-1")),
         (("--model", "no_such_module:Net"), ("cannot import 'no_such_module'", "PYTHONPATH")),
         (("--model", "cli_test_nets:nett"), ("no attribute 'nett'", "'net'")),
         (("--data", "digits:size=8", "--model", "cli_test_nets:narrow"), ("10 classes", "7 output(s)")),

@@ -147,6 +147,8 @@ def _options(entry: Entry[Any]) -> list[str]:
 
 def _values(annotation: Any) -> str:
     """Return what an option may be, in words."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _values(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     if arms := typing.get_args(annotation):

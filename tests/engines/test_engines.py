@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedseal.core.errors import InputError, TrialError
+from fedseal.core.errors import InputError, StorageError, TrialError
 from fedseal.engines.events import Event, Finished, Progressed, Started
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
@@ -51,6 +51,26 @@ def buggy():
 def dying():
     def work(task, report):
         os.kill(os.getpid(), 9)
+    return work
+
+def leaving():
+    def work(task, report):
+        if task == 2:
+            os._exit(0)
+        return task
+    return work
+
+def cut_short():
+    def work(task, report):
+        import threading
+        threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()
+        report("on its way")
+        import multiprocessing.connection as c
+        def half(self, buf, write=os.write):
+            write(self._handle, bytes(buf)[:4096])
+            time.sleep(60)
+        c.Connection._send = half
+        return b"x" * (1 << 20)
     return work
 
 def sleeping():
@@ -276,3 +296,32 @@ def test_ctrl_c_ends_everything_without_tracebacks(tmp_path: Path, early: bool):
     assert process.returncode == 0
     assert len(workers) == 2
     assert not any(alive(pid) for pid in workers)
+
+
+def test_a_worker_that_leaves_with_code_0_is_no_reason_to_wait(work: ModuleType) -> None:
+    with pytest.raises(TrialError, match="died with exit code 0"):
+        PoolEngine(2).run(work.leaving, [1, 2, 3, 4], lambda event: None)
+
+
+def test_a_worker_killed_in_the_middle_of_a_large_result_is_no_reason_to_wait(work: ModuleType) -> None:
+    with pytest.raises(TrialError, match="exit code -9"):
+        PoolEngine(2).run(work.cut_short, [1, 2], lambda event: None)
+
+
+def test_workers_need_no_shared_memory(work: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refused)
+    results: list[Any] = []
+    PoolEngine(2).run(work.doubling, [1, 2, 3], results.append)
+    assert sorted(event.result for event in results if isinstance(event, Finished)) == [2, 4, 6]
+
+
+def test_processes_that_cannot_be_started_are_said(work: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnContext.Pipe", refused)
+    with pytest.raises(StorageError, match=r"cannot be started: Too many open files.*--workers 1"):
+        PoolEngine(2).run(work.doubling, [1, 2], lambda event: None)

@@ -28,6 +28,7 @@ from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.recipe import Recipe, Start
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import AttackerView, NoiseLaw
+from fedseal.core.ranges import Rate, Weight
 from fedseal.core.registry import Info
 
 
@@ -53,8 +54,8 @@ class Bayes(MatchingAttack):
         start: of the dummy inputs.
     """
 
-    lr: float = 0.5
-    tv: float = 1.0
+    lr: Rate = 0.5
+    tv: Weight = 1.0
     assumed_sigma: float = 1e-3
     anneal: float = 1e4
     start: Start = "normal"

@@ -30,6 +30,7 @@ from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.recipe import LabelMode, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
+from fedseal.core.ranges import Count, Rate, Weight
 from fedseal.core.registry import Info
 
 
@@ -53,8 +54,8 @@ class DeepLeakage(MatchingAttack):
         start: of the dummy inputs.
     """
 
-    iterations: int = 6000
-    history: int = 50
+    iterations: Count = 6000
+    history: Count = 50
     start: Start = "normal"
     second_order: SecondOrder = "exact"
 
@@ -102,9 +103,9 @@ class GaussianKernelMatching(MatchingAttack):
         labels: fixed, or optimised with the images.
     """
 
-    lr: float = 0.05
+    lr: Rate = 0.05
     schedule: Schedule = "cosine"
-    tv: float = 0.0
+    tv: Weight = 0.0
     start: Start = "normal"
     labels: LabelMode = "fixed"
 

@@ -31,6 +31,7 @@ from fedseal.attacks.matching.priors import ActivationNorm, Priors
 from fedseal.attacks.matching.recipe import LabelMode, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
+from fedseal.core.ranges import Count, Rate, Share, Weight, Width
 from fedseal.core.registry import Info
 
 _PAPER = "Fan et al., USENIX Security 2025"
@@ -70,10 +71,10 @@ class FedLeak(MatchingAttack):
         labels: fixed as inferred; `joint` optimises logits from there.
     """
 
-    iterations: int = 4000
-    lr: float = 0.03
+    iterations: Count = 4000
+    lr: Rate = 0.03
     schedule: Schedule = "cosine"
-    ratio: float = 0.5
+    ratio: Share = 0.5
     scope: Literal["tensor", "global"] = "tensor"
     source: Literal["dummy", "observed"] = "dummy"
     l1: Literal["mean", "sum"] = "mean"
@@ -83,7 +84,7 @@ class FedLeak(MatchingAttack):
     ahead: Literal["descent", "ascent"] = "descent"
     ahead_length: float = 1.0
     ahead_selection: Literal["same", "anew"] = "same"
-    tv: float = 1e-5
+    tv: Weight = 1e-5
     activation: float = 1e-4
     activation_norm: ActivationNorm = "mean"
     start: Start = "uniform"
@@ -145,12 +146,12 @@ class FedLeakArtifact(MatchingAttack):
         median: side of the median filter on the result; 0 for none.
     """
 
-    iterations: int = 10000
-    lr: float = 1e-2
-    channels: int = 256
-    ratio: float = 0.5
+    iterations: Count = 10000
+    lr: Rate = 1e-2
+    channels: Width = 256
+    ratio: Share = 0.5
     blend: float = 0.3
-    tv: float = 1e-5
+    tv: Weight = 1e-5
     weight_decay: float = 0.01
     median: int = 5
 

@@ -28,6 +28,7 @@ from fedseal.attacks.matching.objectives import SquaredError
 from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.recipe import Recipe
 from fedseal.core.attack import ATTACKS
+from fedseal.core.ranges import Rate, Weight
 from fedseal.core.registry import Info
 
 
@@ -59,10 +60,10 @@ class GradInversion(MatchingAttack):
 
     iterations: int = 20000
     restarts: int = 8
-    lr: float = 0.1
+    lr: Rate = 0.1
     match: float = 1e-3
-    tv: float = 1e-4
-    l2: float = 1e-6
+    tv: Weight = 1e-4
+    l2: Weight = 1e-6
     bn: Literal["batch", "running", "none"] = "none"
     bn_weight: float = 0.1
     group: Consensus = "mean"

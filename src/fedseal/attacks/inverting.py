@@ -26,6 +26,7 @@ from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.recipe import LabelMode, LocalSteps, Recipe, Start
 from fedseal.attacks.matching.schedules import Schedule
 from fedseal.core.attack import ATTACKS
+from fedseal.core.ranges import Rate, Weight
 from fedseal.core.registry import Info
 
 
@@ -54,8 +55,8 @@ class InvertingGradients(MatchingAttack):
     """
 
     iterations: int = 4800
-    lr: float = 0.1
-    tv: float = 1e-4
+    lr: Rate = 0.1
+    tv: Weight = 1e-4
     signed: bool = True
     schedule: Schedule = "steps"
     start: Start = "normal"

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedseal.audit.checkups import data_notes, squashed_outputs
 from fedseal.audit.precautions import duplicates, strangers, weapon
 from fedseal.audit.setup import Setup, Target
 from fedseal.core.attack import ATTACKS
@@ -206,6 +207,8 @@ _CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     weapon,
     duplicates,
     strangers,
+    data_notes,
+    squashed_outputs,
     _dropout,
     _batch_norm,
     _loss_reduction,

@@ -22,11 +22,14 @@ from fedseal.metrics.registry import METRICS
 from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
 
 GROUP = 16
-"""Targets attacked as one vectorised batch.
+"""Targets attacked as one vectorised batch, where that pays: small models, and devices other than the CPU.
 
-On the CPU a target's result does not depend on those beside it (`fedseal.testing` holds every attack to that); on other
-devices the batch's shape decides the last bits, and is part of the key.
+A larger model on the CPU is attacked target by target: it would gain nothing, and an interrupted audit keeps every
+target that is finished. On the CPU a target's result does not depend on those beside it (`fedseal.testing` holds every
+attack to that); on other devices the batch's shape decides the last bits, and is part of the key.
 """
+_SMALL = 200_000
+"""Parameters up to which targets are faster together than one by one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def plan_jobs(setup: Setup) -> tuple[Job, ...]:
     scenario = setup.scenario
     base = base_identity(setup)
     on_cpu = next(setup.model.parameters()).device.type == "cpu"
-    groups = [range(start, min(start + GROUP, scenario.targets)) for start in range(0, scenario.targets, GROUP)]
+    size = GROUP if not on_cpu or sum(p.numel() for p in setup.model.parameters()) <= _SMALL else 1
+    groups = [range(start, min(start + size, scenario.targets)) for start in range(0, scenario.targets, size)]
     defences = {spec: defence_identity(setup, spec) for spec in _unique(scenario.with_control)}
     attacks = {spec: entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
     jobs = []

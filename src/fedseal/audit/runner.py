@@ -15,6 +15,7 @@ import torch
 
 from fedseal._version import VERSION
 from fedseal.audit.doctor import examine
+from fedseal.audit.estimate import Estimate, estimate
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.proofs import proof_data, prove_defences, read_proof
 from fedseal.audit.readings import Reader, ReadingJob, plan_readings
@@ -34,6 +35,7 @@ from fedseal.modalities.known import measures_of
 from fedseal.store.database import Store
 from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord
+from fedseal.store.records import check_record
 
 
 def run_audit(
@@ -109,6 +111,15 @@ def run_audit(
         tasks += [(index, one) for index, jobs in enumerate(readings) for one in jobs if one.key not in known]
         for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
             _train_stage(setups[index], spec, watcher, workers)
+        if any(isinstance(job, Job) for _, job in tasks):
+            forecast = estimate(
+                [
+                    (setup, [job for place, job in tasks if place == index and isinstance(job, Job)])
+                    for index, setup in enumerate(setups)
+                ],
+                workers,
+            )
+            watcher.remarked("note", f"estimate: {forecast.describe()}")
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
         make_work = partial(_make_work, played, weights, root, device, stages)
@@ -134,12 +145,35 @@ def run_audit(
         return load_run(store)
 
 
+def examine_only(
+    scenarios: Sequence[Scenario], *, data_root: PathText | None = None, device: str = "cpu", workers: int = 1
+) -> tuple[dict[str, tuple[Finding, ...]], Estimate]:
+    """Return the doctor's findings by scenario, and what an audit of all would take; nothing is attacked or stored."""
+    _check_scenarios(scenarios)
+    root = None if data_root is None else Path(data_root)
+    setups = [build_setup(scenario, data_root=root, device=device) for scenario in scenarios]
+    found = {setup.scenario.name: examine(setup) for setup in setups}
+    return found, estimate([(setup, plan_jobs(setup)) for setup in setups], workers)
+
+
 def load_run(store: Store) -> Run:
     """Read a run from its store."""
     meta = store.meta()
     if "plan" not in meta:
         raise UsageError(f"{store.directory} holds no plan yet.", hint="Run `fedseal audit --out` with it first.")
+    try:
+        return _loaded(store, meta)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(
+            f"{store.directory} is damaged: what it says of its run contradicts itself.",
+            hint="Use a new directory with --out.",
+        ) from error
+
+
+def _loaded(store: Store, meta: dict[str, Any]) -> Run:
     records = store.load([key for _, key in meta["plan"]])
+    for record in records.values():
+        check_record(record)
     return Run(
         store.directory,
         tuple(Scenario.model_validate(values) for values in meta["scenarios"]),

@@ -18,7 +18,7 @@ from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ClientConfig(_Config):
@@ -186,7 +186,7 @@ class Scenario(_Config):
     readings: int = Field(2, ge=0)
     iterations: int | None = Field(None, ge=1)
     restarts: int | None = Field(None, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=-(1 << 63), lt=1 << 63)
     weight_seeds: tuple[int, ...] = ()
 
     @model_validator(mode="after")

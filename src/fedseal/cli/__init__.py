@@ -1,6 +1,20 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
-from fedseal.cli import audit, data, detect, ledger, listing, prepare, table, train, tuning, updates, verify_dp, view
+from fedseal.cli import (
+    audit,
+    data,
+    detect,
+    ledger,
+    listing,
+    prepare,
+    starting,
+    table,
+    train,
+    tuning,
+    updates,
+    verify_dp,
+    view,
+)
 from fedseal.cli.app import app, main
 
 __all__ = [
@@ -12,6 +26,7 @@ __all__ = [
     "listing",
     "main",
     "prepare",
+    "starting",
     "table",
     "train",
     "tuning",

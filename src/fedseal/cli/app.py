@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from fedseal._version import VERSION
@@ -24,27 +29,75 @@ app = typer.Typer(
 )
 
 _LOG = logging.getLogger("fedseal")
+_INTERRUPTED = 130
+_TRACEBACK = "FEDSEAL_TRACEBACK"
 
 READERS = "Read a run"
 """The panel of commands that only read what others left."""
 
 
 def main() -> NoReturn:
-    """Run the command line; errors meant for a person become one line and an exit code."""
+    """Run the command line; errors become one line and an exit code.
+
+    No exit code 1 by accident: that one says that a risk was found, and a build believes it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console that knows no umlauts is no reason to stop
     try:
         app(standalone_mode=True)
     except FedsealError as error:
-        _fail(error)
+        _fail(str(error), error.exit_code)
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, click.exceptions.Abort | KeyboardInterrupt):
+            sys.exit(_INTERRUPTED)
+        if isinstance(leaving.__context__, OSError):
+            _fail(_unwritten(leaving.__context__), 2)
+        _flush()
+        raise
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError as error:
+        _fail(_unwritten(error), 2)
+    except Exception as error:  # noqa: BLE001 - the last resort, with a way to see more
+        if os.environ.get(_TRACEBACK):
+            traceback.print_exc()
+        _fail(f"{_words(error)} This was not foreseen; {_TRACEBACK}=1 shows where it happened.", 2)
+    _flush()
     sys.exit(0)
 
 
-def _fail(error: FedsealError) -> NoReturn:
-    sentence = " ".join(str(error).split())
-    if _LOG.handlers:
-        _LOG.error(sentence, extra={"exit_code": error.exit_code})
-    else:
-        typer.echo("error: " + sentence, err=True)
-    sys.exit(error.exit_code)
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror or error}."
+    return f"{type(error).__name__}: {error}."
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _fail(_unwritten(error), 2)
+
+
+def _unwritten(error: OSError) -> str:
+    return f"the output cannot be written: {error.strerror or error}."
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sentence = " ".join(message.split())
+    with contextlib.suppress(OSError):
+        if _LOG.handlers:
+            _LOG.error(sentence, extra={"exit_code": code})
+        else:
+            typer.echo("error: " + sentence, err=True)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # what cannot be written must not end in 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _log_format(value: str | None) -> str | None:

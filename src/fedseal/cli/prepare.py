@@ -103,6 +103,11 @@ def train_evaluator_command(
     from fedseal.defences.refiner.fitting import TrainingPlan
     from fedseal.defences.refiner.production import produce_evaluator
 
+    if not (0 < lr < float("inf") and steps > 0 and batch_size > 0 and 0 <= structured <= 1):
+        raise UsageError(
+            f"{steps} steps of {batch_size} images at a rate of {lr} with a share of {structured} are no training.",
+            hint="Steps, images and rate are positive, the share is from 0 to 1.",
+        )
     plan = TrainingPlan(parse_architecture(architecture), steps, batch_size, lr, structured, seed)
     with watching() as watcher:
         produced = produce_evaluator(data, check or [], plan, out, data_root=data_root, watcher=watcher)

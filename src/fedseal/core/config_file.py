@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import PathText
 from fedseal.core.registry import near_matches
-from fedseal.core.specs import quoted
+from fedseal.core.specs import quoted, shortened
+from fedseal.core.yaml_text import line_of, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -57,6 +58,9 @@ Source: TypeAlias = BaseModel | Mapping[str, Any] | PathText
 _DOCUMENTS = {"train": "docs/training.md", "tradeoff": "docs/tradeoff.md", "supernode": "docs/sealing.md"}
 _COMMANDS = {"supernode": "fedseal-supernode"}
 _YAML_TEXT = re.compile(r"\n|:\s")
+_MOST_PROBLEMS = 5
+LARGEST_FILE = 1 << 20
+"""Bytes a scenario may have."""
 
 
 def configure(source: Source | None, model: type[M], values: Mapping[str, Any], *, command: str) -> M:
@@ -104,29 +108,24 @@ def read_config(path: PathText, model: type[M], *, command: str) -> M:
     """
     path = Path(path)
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(f"{path} is too large for a scenario.", hint=f"At most {LARGEST_FILE >> 20} MiB are read.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no scenario file {path}.", hint=f"Run `fedseal {command}` alone for the preset."
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the scenario {path}: {error}.", hint="It must be a UTF-8 YAML file.") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"cannot read the scenario {shortened(str(path), 120)}: {reason}.", hint="It must be a UTF-8 YAML file."
+        ) from error
     return parse_config(text, model, source=str(path), command=command)
 
 
 def parse_config(text: str, model: type[M], *, source: str, command: str) -> M:
     """Read YAML text into a model; errors name `source`, line and key."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(
-            f"{source}, line {line}: {error.problem or error.context}.", hint="Check indentation, colons and quotes."
-        ) from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UsageError(f"{source}, line {line}: {error.reason}.", hint="Remove the character.") from error
+    node, values = read_yaml(text, source)
     if not isinstance(values, dict):
         raise UsageError(f"{source} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
     return validate_config(values, model, source=source, command=command, node=node)
@@ -135,25 +134,32 @@ def parse_config(text: str, model: type[M], *, source: str, command: str) -> M:
 def validate_config(
     values: dict[str, Any], model: type[M], *, source: str, command: str, node: yaml.Node | None = None
 ) -> M:
-    """Validate plain values into a model; the error names the key, and the line where there is one."""
+    """Validate plain values into a model; the error names every wrong key, and the lines where there are any."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         found = error.errors()
-        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a slip explains a gap
-        path = [part for part in first["loc"] if part != "__root__"]
-        key = ".".join(map(str, path))
-        line = _line_of(node, path)
-        where = f"{source}, line {line}" if line else source
-        if first["type"] == "extra_forbidden":
-            raise UsageError(
-                f"{where}: there is no key {key!r}.", hint=near_matches(str(path[-1]), list(_known_keys(model, path)))
-            ) from error
-        raise UsageError(
-            f"{where}: key {key!r} cannot be {first['input']!r}: {_sentence(first['msg'])}.",
-            hint=f"`{_COMMANDS.get(command, f'fedseal {command}')} --help` and "
-            f"{_DOCUMENTS.get(command, 'docs/scenario.md')} describe the keys.",
-        ) from error
+        found.sort(key=lambda one: one["type"] != "extra_forbidden")  # a slip explains a gap
+        problems = [_problem(one, model, source, node) for one in found[:_MOST_PROBLEMS]]
+        if len(found) > _MOST_PROBLEMS:
+            problems.append(f"and {len(found) - _MOST_PROBLEMS} more.")
+        asked = f"`{_COMMANDS.get(command, f'fedseal {command}')} --help`"
+        described = f"{asked} and {_DOCUMENTS.get(command, 'docs/scenario.md')} describe the keys."
+        only_unknown = all(one["type"] == "extra_forbidden" for one in found)
+        raise UsageError(" ".join(problems), hint=None if only_unknown else described) from error
+
+
+def _problem(found: Any, model: type[BaseModel], source: str, node: yaml.Node | None) -> str:
+    """Return what is wrong with one key, as a sentence."""
+    path = [part for part in found["loc"] if part != "__root__"]
+    key = shortened(".".join(map(str, path)))
+    line = line_of(node, path)
+    where = f"{source}, line {line}" if line else source
+    if found["type"] == "extra_forbidden":
+        return f"{where}: there is no key {key}. {near_matches(str(path[-1]), list(_known_keys(model, path)))}"
+    if not path:
+        return f"{where}: {_sentence(found['msg'])}."
+    return f"{where}: key {key} cannot be {shortened(found['input'])}: {_sentence(found['msg'])}."
 
 
 def _sentence(message: str) -> str:
@@ -166,19 +172,3 @@ def _known_keys(model: type[BaseModel], path: list[Any]) -> Iterator[str]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             model = annotation
     yield from model.model_fields
-
-
-def _line_of(node: yaml.Node | None, path: list[Any]) -> int | None:
-    line = None
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((k, v) for k, v in node.value if k.value == str(part)), None)
-            if pair is None:
-                return line
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            return line
-    return line

@@ -6,10 +6,11 @@ import errno
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from fedseal.core.errors import StorageError
+from fedseal.core.errors import InputError, StorageError
 
 PathText: TypeAlias = str | os.PathLike[str]
 """A path as callers write it: text or a `Path`."""
@@ -21,6 +22,19 @@ OPEN = 0o666
 """Mode of all other files; the umask decides who reads them."""
 _TEMPORARY = ".tmp"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def local_path(path: PathText) -> Path:
+    """Return a path with `~` written out, or refuse one that no file can have."""
+    try:
+        full = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(full)  # the system knows how long a name may be
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        shown = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
+        raise InputError(f"{shown} cannot be a path: {str(reason).lower().rstrip('.')}.", hint="Check it.") from error
+    return full
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -23,7 +23,8 @@ from typing import Any, Generic, TypeVar
 
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.plugins import Offer, blamed_on, is_reference, load_reference, offers
-from fedseal.core.specs import Spec, near_matches, parse_spec, plain_value
+from fedseal.core.ranges import ranged
+from fedseal.core.specs import Spec, near_matches, parse_spec, plain_value, shortened
 
 __all__ = ["Declared", "Entry", "FunctionRegistry", "Info", "Registry", "Spec", "near_matches", "parse_spec"]
 
@@ -115,12 +116,13 @@ def _annotated(factory: Callable[..., Any]) -> Any:
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return a factory's named parameters, with annotations resolved; one that cannot be resolved allows anything."""
     try:
-        hints = typing.get_type_hints(_annotated(factory))
+        hints = typing.get_type_hints(_annotated(factory), include_extras=True)
     except (NameError, TypeError, AttributeError):  # names that exist for a type checker only
         hints = {}
+    own = (getattr(factory, "__module__", None) or "").partition(".")[0] == "fedseal"
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
-        key: parameter.replace(annotation=hints.get(key, Any))
+        key: parameter.replace(annotation=ranged(hints.get(key, Any)) if own else hints.get(key, Any))
         for key, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind in named
     }
@@ -218,7 +220,7 @@ class Registry(Generic[T]):
         if name in self._broken:
             raise self._broken[name]
         raise UsageError(
-            f"there is no {self.kind} called {name!r}.",
+            f"there is no {self.kind} called {shortened(name)}.",
             hint=near_matches(name, self._entries) + (f" {_OWN}" if self.group else ""),
         )
 
@@ -345,7 +347,7 @@ class Registry(Generic[T]):
 
         if key not in entry.parameters:
             raise UsageError(
-                f"the {self.kind} {entry.name!r} has no option {key!r}.",
+                f"the {self.kind} {entry.name!r} has no option {shortened(key)}.",
                 hint=near_matches(key, list(entry.parameters)) if entry.parameters else "It takes none.",
             )
         annotation = entry.parameters[key].annotation
@@ -360,8 +362,10 @@ class Registry(Generic[T]):
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise UsageError(
-                f"option {key!r} of the {self.kind} {entry.name!r} cannot be {value!r}: {reason.lower()}.",
-                hint=f"It is declared as {getattr(annotation, '__name__', annotation)}.",
+                f"option {key!r} of the {self.kind} {entry.name!r} cannot be {shortened(value)}: {reason.lower()}.",
+                hint=f"Its default is {entry.parameters[key].default}."
+                if entry.parameters[key].default is not inspect.Parameter.empty
+                else "It has no default.",
             ) from error
 
     def _load(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,23 +51,23 @@ def parse_spec(text: str) -> Spec:
     The question mark's form is for values with commas: `folder:photos, 2024?size=64&channels=1`.
     """
     if not isinstance(text, str):
-        raise UsageError(f"{text!r} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
+        raise UsageError(f"{shortened(text)} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
     if query := _QUERY.search(text):
         base = parse_spec(text[: query.start()])
         if base.options:
-            raise UsageError(f"{text!r} has options before the question mark.", hint="Write all behind it.")
+            raise UsageError(f"{shortened(text)} has options before the question mark.", hint="Write all behind it.")
         parts = [unquote(part) for part in text[query.end() :].split("&")]
         return Spec(base.name, _options(parts, text), base.argument)
     name, colon, rest = text.strip().partition(":")
     if (attribute := _BEFORE_OPTIONS.match(rest)) and "=" in rest:
         name, rest = f"{name}:{attribute[1]}", rest[attribute.end() :]
     if not name:
-        raise UsageError(f"{text!r} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
+        raise UsageError(f"{shortened(text)} names nothing.", hint="Write NAME or NAME:key=value,key=value.")
     if not colon:
         return Spec(name)
     if "=" not in rest:
         if not rest:
-            raise UsageError(f"{text!r} ends in a colon.", hint="Write NAME:key=value,key=value.")
+            raise UsageError(f"{shortened(text)} ends in a colon.", hint="Write NAME:key=value,key=value.")
         return Spec(name, argument=rest)
     return Spec(name, _options(rest.split(","), text))
 
@@ -78,11 +79,11 @@ def _options(parts: Sequence[str], text: str) -> dict[str, str]:
         key = key.strip().replace("-", "_")
         if not equals or not key or not value:
             raise UsageError(
-                f"{part!r} in {text!r} is not key=value.",
+                f"{shortened(part)} in {shortened(text)} is not key=value.",
                 hint="Write NAME:key=value,key=value; a value with a comma, NAME?key=value&key=value.",
             )
         if key in options:
-            raise UsageError(f"option {key!r} is given twice in {text!r}.", hint="Give it once.")
+            raise UsageError(f"option {shortened(key)} is given twice in {shortened(text)}.", hint="Give it once.")
         options[key] = value.strip()
     return options
 
@@ -96,6 +97,14 @@ def plain_value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+
+
+def shortened(value: Any, most: int = 60) -> str:
+    """Return a value as Python writes it, cut where it is long; nothing of it is expanded beyond that."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = most
+    brief.maxlevel, brief.maxdict = 2, 4
+    return brief.repr(value)
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:

@@ -39,6 +39,18 @@ def check_finite(tensors: Tensors, what: str) -> None:
             )
 
 
+def check_real(tensors: Tensors, what: str) -> None:
+    """Refuse what no gradient is made of: nothing at all, whole numbers, flags, complex numbers; naming the first."""
+    if not tensors:
+        raise InputError(f"{what} holds no tensors.", hint="Give it the model's trainable parameters.")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise InputError(
+                f"{what}: tensor {name!r} is {tensor.dtype}, not real numbers.",
+                hint="Counters and other integers do not belong in an update.",
+            )
+
+
 def check_like(tensors: Tensors, like: Tensors, what: str) -> None:
     """Refuse missing, unexpected or misshapen tensors and foreign dtypes, naming the first that is wrong."""
     missing, unexpected = [n for n in like if n not in tensors], [n for n in tensors if n not in like]

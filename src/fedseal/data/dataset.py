@@ -28,6 +28,7 @@ class ImageDataset:
         labels: int64 [N], each in 0..len(classes)-1; or float32 [N, K]: flags of 0 and 1, or values.
         classes: their names; of flags and values, one for each of the K.
         normalisation: the set's own channel statistics; applied only where a scenario asks for it.
+        notes: what was done to the images that their owner should know.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ImageDataset:
     labels: Tensor
     classes: tuple[str, ...]
     normalisation: Normalisation = IDENTITY
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         columns = () if self.labels.ndim == 1 else (len(self.classes),)

@@ -41,7 +41,12 @@ def square(image: Image.Image, size: int, channels: int) -> Pixels:
     left, top = (image.width - side) // 2, (image.height - side) // 2
     cropped = _eight_bits(image).crop((left, top, left + side, top + side))
     resized = cropped.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BICUBIC)
-    pixels = np.asarray(resized, dtype=np.uint8)
+    return as_pixels(resized, channels)
+
+
+def as_pixels(image: Image.Image, channels: int) -> Pixels:
+    """Return a picture as it is, uint8 [channels, H, W]."""
+    pixels = np.asarray(_eight_bits(image).convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 

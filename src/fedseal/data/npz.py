@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import lzma
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError
+from fedseal.core.files import local_path
+from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
 from fedseal.data.dataset import ImageDataset
 from fedseal.data.images import Pixels, measure
@@ -24,12 +27,20 @@ Split = Literal["train", "test"]
 
 PLAIN_KEYS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 NAME_KEYS = ("class_names", "classes", "names")
-LARGEST_ARRAY = 8 << 30
-"""Bytes an array may unpack to; a small archive can declare any size."""
-
 _FORMAT = "Images are uint8 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
 _LABELS = "Labels are classes, integers [N]; flags, 0 or 1 [N, K]; or values, floats [N] or [N, K]."
-_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, MemoryError, RuntimeError, ValueError)
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    NotImplementedError,
+)
+"""What reading a damaged archive can raise."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +88,24 @@ def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = 
         split: the prefix of the keys, as for `npz`.
         classes: names the labels index when the file brings none; without either, labels may be remapped.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}.", hint="Check the path; write npz:PATH.")
     try:
+        if not zipfile.is_zipfile(path):
+            raise InputError(f"{path} is no numpy archive.", hint="Save it with numpy.savez(images=..., labels=...).")
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"{path} holds a single array.", hint="Save it with numpy.savez(images=..., labels=...).")
         with archive:
             image_key, label_key = _choose_keys(path, archive.files, split)
-            _check_sizes(path, archive)
+            check_sizes(path, archive)
             names_key = next((key for key in NAME_KEYS if key in archive.files), None)
             images, labels = archive[image_key], archive[label_key]
             names = classes if names_key is None else _as_names(archive[names_key])
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.", hint="Check the file.") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = str(error).splitlines()[0] if str(error) else "damaged"
         raise InputError(
             f"{path} is not a readable numpy archive: {reason}.",
@@ -120,13 +133,24 @@ def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str
     )
 
 
-def _check_sizes(path: Path, archive: Any) -> None:
+def check_sizes(path: Path, archive: Any) -> None:
+    """Refuse an archive whose arrays would take more memory than is allowed, before any is unpacked."""
     for member in archive.zip.infolist():
-        if member.file_size > LARGEST_ARRAY:
-            raise InputError(
-                f"{path}: {member.filename} would unpack to {member.file_size / 2**30:.1f} GiB.",
-                hint=f"Arrays may have up to {LARGEST_ARRAY >> 30} GiB; save a part of the data.",
-            )
+        check_memory(member.file_size, f"{path}: {member.filename}, unpacked,")
+    for name in archive.files:
+        with archive.zip.open(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name) as file:
+            check_memory(declared_size(file), f"{path}: array {name!r}")
+
+
+def declared_size(file: IO[bytes]) -> int:
+    """Return the bytes that the header of a .npy file asks for; 0 where it holds no header to be read."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, _, dtype = read(file)
+    except (KeyError, ValueError, EOFError):
+        return 0  # numpy says what is wrong with it
+    return math.prod(shape) * dtype.itemsize
 
 
 def _as_pixels(images: NDArray[Any], where: str) -> Pixels:
@@ -174,6 +198,11 @@ def _name_classes(
     labels: NDArray[np.int64], names: tuple[str, ...], where: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     values, compact = np.unique(labels, return_inverse=True)
+    if values[0] < 0:
+        raise InputError(
+            f"{where} has negative labels, {values[0]} among them.",
+            hint="Count classes from 0, and leave images without a label out.",
+        )
     if names:
         if values[0] < 0 or values[-1] >= len(names):
             raise InputError(

@@ -164,8 +164,11 @@ class SelectiveEncryption(Defence):
 
 
 def _largest_entries(vector: Tensor, ratio: float) -> Tensor:
-    """Return a mask [N] of the round(ratio N) entries of largest magnitude, chosen by index so that ties keep it."""
-    count = round(ratio * vector.numel())
+    """Return a mask [N] of the round(ratio N) entries of largest magnitude, chosen by index so that ties keep it.
+
+    At least one is encrypted, as long as there is any and the ratio is not 0.
+    """
+    count = min(vector.numel(), max(round(ratio * vector.numel()), 1 if ratio > 0 else 0))
     mask = torch.zeros(vector.shape, dtype=torch.bool, device=vector.device)
     return mask.index_fill(0, vector.abs().topk(count, sorted=False).indices, True)
 

@@ -73,7 +73,8 @@ class MinMaxSampling(Defence):
         if self.ratio == 0:
             return update
         if self.scope == "update":
-            return unflatten(self._sample(flatten(update), context.generator), update)
+            sampled = unflatten(self._sample(flatten(update), context.generator), update)
+            return {name: t.to(update[name].dtype) for name, t in sampled.items()}  # a mixture was widened to compete
         return {name: self._sample(t.reshape(-1), context.generator).view_as(t) for name, t in update.items()}
 
     def attacker_view(self) -> AttackerView:

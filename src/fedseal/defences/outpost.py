@@ -128,7 +128,8 @@ class Outpost(Defence):
         """Return the empirical Fisher information of each tensor, broadcastable to it."""
         if self.fisher == "batches":
             return self._fisher_sum
-        return {name: g.float().square().mean(0) if g.ndim else g.float().square() for name, g in gradient.items()}
+        squares = {name: g.float().square() for name, g in gradient.items()}
+        return {name: s.mean(0) if s.ndim and len(s) else s for name, s in squares.items()}
 
     def _accumulate(self, gradient: Tensors) -> None:
         for name, g in gradient.items():
@@ -167,8 +168,12 @@ class Outpost(Defence):
 def risk(weights: Tensor) -> float:
     """Return the paper's leakage risk of a parameter tensor, the variance of its entries, at most 1."""
     values = weights.detach().float()
+    if values.numel() == 0:
+        return 0.0
     return min(float(values.var(unbiased=values.numel() > 1)), 1.0)
 
 
 def _percentile(values: Tensor, percent: float) -> float:
+    if values.numel() == 0:
+        return 0.0
     return float(numpy.percentile(values.detach().float().cpu().numpy(), percent))

@@ -17,7 +17,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import Classifier, CostReport, Defence, RoundContext, RoundShape
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Update
-from fedseal.core.tensors import Tensors, check_finite
+from fedseal.core.tensors import Tensors, check_finite, check_real
 from fedseal.federation.client import HookClock, RoundConfig
 from fedseal.federation.cohort import Answer, Assignment, Client, play_alone
 from fedseal.federation.cohort.answers import Measure
@@ -101,6 +101,7 @@ def seal_update(
         learning_rate: of the client's steps.
         measure: counts the bytes of the sealed update.
     """
+    check_real(update.tensors, "client update")
     early = needs_training(defence)
     if early:
         raise CapabilityError(

@@ -27,6 +27,7 @@ MAX_BYTES = 4 << 30
 MAX_HEADER = 16 << 20
 """Largest header that is parsed."""
 
+_MOST_SIDES = 64
 _LENGTH = struct.Struct("<Q")
 _ITEMSIZE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _FOREIGN = (
@@ -65,7 +66,7 @@ def read_tensors(path: Path, what: str, *, within: Path | None = None) -> Tensor
     metadata = _checked_header(content, f"{what} {path}")
     try:
         return TensorFile(load(content), metadata)
-    except (safetensors.SafetensorError, ValueError) as error:
+    except (safetensors.SafetensorError, ValueError, RuntimeError, OverflowError, TypeError) as error:
         raise InputError(f"{what} {path} is not a readable safetensors file: {error}.", hint=_SAVE_AGAIN) from error
 
 
@@ -161,4 +162,7 @@ def _span(name: str, row: Any, body: int, what: str) -> tuple[int, int]:
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    """Tell whether these are numbers a tensor can have; of an empty one the other sides count too, as strides do."""
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        return False
+    return len(value) <= _MOST_SIDES and math.prod(max(1, item) for item in value) < 1 << 62

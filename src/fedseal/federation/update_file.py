@@ -21,7 +21,7 @@ from torch import Tensor
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError, StorageError
 from fedseal.core.files import PRIVATE, write_atomically
-from fedseal.core.knowledge import BNMode
+from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 from fedseal.core.observation import Update, UpdateKind
 from fedseal.core.tensors import Tensors, check_finite, check_like
 from fedseal.federation.replays import UpdateHistory
@@ -40,6 +40,7 @@ class UpdateFacts(BaseModel):
         round: number of the round, from 1.
         client: who sent it.
         learning_rate, local_steps, batch_size: how the client trains.
+        loss: that the client minimises.
         loss_reduction: over the batch.
         bn_mode: how the client runs batch normalisation.
         optimiser, momentum, weight_decay: of the client's steps.
@@ -55,15 +56,16 @@ class UpdateFacts(BaseModel):
     round: int = Field(ge=0)
     client: str
     learning_rate: float | None = Field(default=None, gt=0)
-    local_steps: int | None = Field(default=None, ge=1)
-    batch_size: int | None = Field(default=None, ge=1)
+    local_steps: int | None = Field(default=None, ge=1, le=100_000)
+    batch_size: int | None = Field(default=None, ge=1, le=65_536)
+    loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     bn_mode: BNMode | None = None
     optimiser: Literal["sgd", "adam"] | None = None
     momentum: float | None = Field(default=None, ge=0, lt=1)
     weight_decay: float | None = Field(default=None, ge=0)
     input_shape: tuple[int, int, int] | None = None
-    num_classes: int | None = Field(default=None, ge=1)
+    num_classes: int | None = Field(default=None, ge=1, le=1_000_000)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     defence: str | None = None

@@ -25,7 +25,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         tensors = load_file(path)
     except FileNotFoundError as error:
         raise InputError(f"there is no checkpoint {path}.", hint="Check the path.") from error
-    except (safetensors.SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, OverflowError, TypeError) as error:
         raise InputError(
             f"{path} is not a readable safetensors file: {error}.",
             hint="Convert the weights with safetensors.torch.save_file(model.state_dict(), PATH).",

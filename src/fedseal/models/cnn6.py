@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedseal.core.ranges import Width
 from fedseal.core.registry import Info
 from fedseal.models.layers import with_head
 from fedseal.models.registry import MODELS
@@ -20,7 +21,7 @@ _SLOPE = 0.2
 def cnn6(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    narrow: int = 36,
+    narrow: Width = 36,
 ) -> nn.Module:
     """Build CNN6; `narrow` is the width of the second layer, 20 for the rank-deficient CNN6-d."""
     plan = ((12, 4, 2, 2), (narrow, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))

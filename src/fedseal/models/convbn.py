@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedseal.core.ranges import Width
 from fedseal.core.registry import Info
 from fedseal.models.layers import Activation, activation_module, with_head
 from fedseal.models.registry import MODELS
@@ -20,7 +21,7 @@ _PLAN = ((0.75, 4, 2), (1.0, 4, 2), (1.0, 3, 1), (1.0, 3, 1))
 def convbn(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    width: int = 32,
+    width: Width = 32,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build the network with `width` channels in its last blocks."""

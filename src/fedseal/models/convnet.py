@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedseal.core.ranges import Width
 from fedseal.core.registry import Info
 from fedseal.models.layers import Activation, activation_module, with_head
 from fedseal.models.registry import MODELS
@@ -22,7 +23,7 @@ _PLAN = (1, 2, 2, 4, 4, 4, _POOL, 4, 4, _POOL)
 def convnet(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    width: int = 64,
+    width: Width = 64,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build the ConvNet with `width` channels in its first block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,7 +36,7 @@ class ModelRegistry(Registry[nn.Module]):
 
 def _added(own: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
     """Return the options of `finish` that a factory does not have itself."""
-    hints = typing.get_type_hints(finish)
+    hints = typing.get_type_hints(finish, include_extras=True)
     return {
         key: parameter.replace(annotation=hints[key])
         for key, parameter in list(inspect.signature(finish).parameters.items())[1:]
@@ -69,6 +70,7 @@ def build_model(
         with blamed_on(f"model {spec} cannot be built for images of shape {list(input_shape)}", hint=_HINT):
             model = MODELS.build(spec, input_shape=input_shape, num_classes=num_classes)
         _settle_attention(model)
+        _settle_in_place(model)
         _settle_output(model, input_shape, spec)  # lazy modules draw their weights here
         check_classifier(model, input_shape, num_classes if exact else None, spec)
     return model
@@ -120,8 +122,15 @@ def _settle_attention(model: nn.Module) -> None:
         choose("eager")
 
 
+def _settle_in_place(model: nn.Module) -> None:
+    """Let activations write their results elsewhere: the values are the same, and can be differentiated twice."""
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
+
+
 def _answer(model: nn.Module, input_shape: tuple[int, int, int], name: str) -> Any:
-    """Return what a model answers to two black images, every module in evaluation mode meanwhile."""
+    """Return what a model answers to two grey ramps, every module in evaluation mode meanwhile."""
     first = next((value for value in model.parameters() if value.requires_grad), None)
     if first is None:
         raise InputError(f"model {name} has no trainable parameters.", hint="Its gradients would be empty.")
@@ -132,7 +141,15 @@ def _answer(model: nn.Module, input_shape: tuple[int, int, int], name: str) -> A
             blamed_on(f"model {name} does not accept images of shape {list(input_shape)}", hint=_HINT),
             torch.no_grad(),
         ):
-            return model(torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device))
+            probe = torch.linspace(0, 1, 2 * math.prod(input_shape)).to(first).view(2, *input_shape)
+            given = probe.clone()
+            answer = model(given)
+            if not torch.equal(probe, given):
+                raise InputError(
+                    f"model {name} writes into the images it is given, by an operation in place.",
+                    hint="Let it work on a copy: `x = x * 2`, not `x *= 2`.",
+                )
+            return answer
     finally:
         for module, training in modes:
             module.training = training

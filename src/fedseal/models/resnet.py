@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedseal.core.ranges import Width
 from fedseal.core.registry import Info
 from fedseal.models.layers import Activation, activation_module
 from fedseal.models.registry import MODELS
@@ -37,7 +38,7 @@ class ResNet(nn.Module):
     """Stages of basic blocks, each but the first halving the resolution and doubling the width."""
 
     def __init__(
-        self, channels: int, num_classes: int, blocks: tuple[int, ...], width: int, activation: Activation
+        self, channels: int, num_classes: int, blocks: tuple[int, ...], width: Width, activation: Activation
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
@@ -72,7 +73,7 @@ class ResNet(nn.Module):
 def resnet10(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    width: int = 64,
+    width: Width = 64,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build ResNet-10."""
@@ -83,7 +84,7 @@ def resnet10(
 def resnet18(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    width: int = 64,
+    width: Width = 64,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build ResNet-18."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.core.errors import UsageError
+from fedseal.core.ranges import Layers, Width
 from fedseal.core.registry import Info
 from fedseal.models.registry import MODELS
 
@@ -22,7 +23,7 @@ Pool: TypeAlias = Literal["token", "mean"]
 class PatchTokens(nn.Module):
     """Cuts images into patches and embeds them, with learned positions and, if wanted, a class token in front."""
 
-    def __init__(self, input_shape: tuple[int, int, int], patch: int, width: int, pool: Pool) -> None:
+    def __init__(self, input_shape: tuple[int, int, int], patch: int, width: Width, pool: Pool) -> None:
         super().__init__()
         channels, height, wide = input_shape
         if patch < 1 or height % patch or wide % patch:
@@ -46,7 +47,7 @@ class PatchTokens(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: Width, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (width // heads) ** -0.5
@@ -65,7 +66,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer network, each behind a layer normalisation and beside a shortcut."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: Width, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
@@ -87,8 +88,8 @@ class VisionTransformer(nn.Module):
         input_shape: tuple[int, int, int],
         num_classes: int,
         patch: int,
-        width: int,
-        depth: int,
+        width: Width,
+        depth: Layers,
         heads: int,
         pool: Pool,
     ) -> None:
@@ -112,8 +113,8 @@ class VisionTransformer(nn.Module):
 def vit_tiny(
     input_shape: tuple[int, int, int],
     num_classes: int,
-    width: int = 96,
-    depth: int = 4,
+    width: Width = 96,
+    depth: Layers = 4,
     heads: int = 3,
     patch: int = 4,
     pool: Pool = "token",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import save as to_safetensors
 
 from fedseal.core.errors import InputError
 from fedseal.core.files import OPEN, PRIVATE, write_atomically
+from fedseal.core.tensors import check_finite
 from fedseal.core.trainable import Saved
 from fedseal.federation.tensor_file import read_tensors
 
@@ -57,6 +59,9 @@ def read(path: Path) -> tuple[Header, Saved]:
         if found["format"] != _FORMAT:
             raise ValueError(f"format {found['format']!r}")
         header = Header(**found["header"])
+        check_finite({n: t for n, t in held.tensors.items() if t.is_floating_point()}, f"prepared file {path}")
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in (header.seconds, header.done, header.size)):
+            raise ValueError("its figures are none")
         if not isinstance(header.identity, str) or not isinstance(found["values"], dict):
             raise ValueError("not the header of a prepared file")
         return header, Saved(held.tensors, found["values"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
 from fedseal.metrics.intervals import Interval
@@ -22,7 +24,8 @@ def render_markdown(run: Run) -> str:
         client = scenario.client
         parts.append(
             f"## {scenario.name}\n\n"
-            f"{scenario.model} on {scenario.data}, batch {client.batch_size}, local steps {client.local_steps}, "
+            f"{escaped(scenario.model)} on {escaped(scenario.data)}, "
+            f"batch {client.batch_size}, local steps {client.local_steps}, "
             f"batch normalisation `{client.bn_mode}`, labels `{scenario.attacker.labels}`, seed {scenario.seed}. "
             f"{_chance(own)}\n\n" + _HEAD + "\n".join(map(_row, own)) + "\n"
         )
@@ -43,10 +46,10 @@ def _chance(cells: list[Cell]) -> str:
 
 def _row(cell: Cell) -> str:
     who = "aware" if cell.aware else "naive"
-    head = f"| {cell.attack} | {cell.defence} | {who} |"
+    head = f"| {escaped(cell.attack)} | {escaped(cell.defence)} | {who} |"
     if cell.psnr is None or cell.standing is None:
         why = cell.refused.message if cell.refused else f"{len(cell.failed)} trials failed"
-        return f"{head} {'not applicable: ' if cell.refused else ''}{why} |" + " |" * 12
+        return f"{head} {'not applicable: ' if cell.refused else ''}{escaped(why)} |" + " |" * 12
     done = cell.succeeded
     seconds = sum(r.seconds for r in done) / len(done)
     return (
@@ -55,6 +58,11 @@ def _row(cell: Cell) -> str:
         f"{_interval(cell.excess)} | {picked_share(cell.picked)} | {ideal_words(cell.ideal)} | {len(done)} | "
         f"{seconds:.1f} | {cell.standing.words} | {cell.decided or '–'} |"
     )
+
+
+def escaped(text: str) -> str:
+    """Return text that stays text in a cell of a Markdown table: no column, tag or line of its own."""
+    return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
 
 
 def _interval(interval: Interval | None, digits: int = 1) -> str:

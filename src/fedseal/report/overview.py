@@ -6,6 +6,7 @@ from statistics import fmean
 
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
+from fedseal.report.markdown import escaped
 from fedseal.report.matrix import Matrix, Square, matrices
 
 
@@ -24,11 +25,11 @@ def render_overview(run: Run) -> str:
 
 def _table(defences: tuple[str, ...], group: list[Matrix]) -> str:
     columns = [(matrix, attack) for matrix in group for attack in matrix.attacks]
-    heads = [f"{matrix.scenario}: {attack}" for matrix, attack in columns]
+    heads = [escaped(f"{matrix.scenario}: {attack}") for matrix, attack in columns]
     lines = ["| defence | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     for defence in defences:
         cells = [_square(_find(matrix, defence, attack)) for matrix, attack in columns]
-        lines.append(f"| {defence} | " + " | ".join(cells) + " |")
+        lines.append(f"| {escaped(defence)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

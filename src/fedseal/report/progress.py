@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from fedseal.core.watcher import Severity, Task, Tick, Watcher
 
+HEARTBEAT_SECONDS = 30.0
+"""Longest silence in a log while something runs."""
+
 _STYLES: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
 _WORDS = {"psnr_db": "{:.1f} dB", "accuracy": "accuracy {:.1%}", "loss": "loss {:.4g}"}
 
@@ -19,7 +23,8 @@ class TerminalProgress(Watcher):
     """A watcher that draws with Rich; use it as a context manager.
 
     Args:
-        console: where to draw; without a terminal a line is printed per finished task instead.
+        console: where to draw; without a terminal a line is printed per finished task instead, and now and then one
+            of a task that runs, so that a log shows life.
     """
 
     def __init__(self, console: Console) -> None:
@@ -38,6 +43,7 @@ class TerminalProgress(Watcher):
         self._running: dict[Task, TaskID] = {}
         self._read: dict[Task, str] = {}
         self._what, self._total, self._done = "", 0, 0
+        self._spoke = time.monotonic()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -59,7 +65,7 @@ class TerminalProgress(Watcher):
 
     def remarked(self, severity: Severity, text: str) -> None:
         """Print a remark."""
-        self._console.print(f"[{_STYLES[severity]}]{severity}[/]: {escape(text)}")
+        self._console.print(f"[{_STYLES[severity]}]{severity}[/]: {escape(text)}", soft_wrap=True)
 
     def started(self, task: Task) -> None:
         """Add a bar for the task."""
@@ -72,6 +78,15 @@ class TerminalProgress(Watcher):
         if tick.readings:
             self._read[task] = ", ".join(_words(name, value) for name, value in tick.readings.items())
         self._progress.update(self._running[task], completed=tick.done, state=self._read.get(task, ""))
+        if not self._console.is_terminal and time.monotonic() - self._spoke >= HEARTBEAT_SECONDS:
+            share = f"{tick.done / task.size:.0%} of " if task.size else ""
+            self._say(f"{share}{task.title}", self._read.get(task, ""))
+
+    def _say(self, what: str, read: str) -> None:
+        """Print a line where there is no terminal to draw in."""
+        self._spoke = time.monotonic()
+        line = f"{self._done}/{self._total} {self._what}, {what}" + (f": {read}" if read else "")
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, task: Task, count: int) -> None:
         """Count a task's share of the plan as done."""
@@ -81,8 +96,7 @@ class TerminalProgress(Watcher):
         if self._all is not None:
             self._progress.update(self._all, completed=self._done)
         if not self._console.is_terminal:
-            line = f"{self._done}/{self._total} {self._what}, {task.title}" + (f": {read}" if read else "")
-            self._console.print(line, highlight=False, markup=False)
+            self._say(task.title, read)
 
 
 def _words(name: str, value: float) -> str:

@@ -198,7 +198,7 @@ class Store:
     def _parse(self, parse: Callable[[str], T], text: str) -> T:
         try:
             return parse(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StorageError(
                 f"{self._path} is damaged: it holds an entry that cannot be read.",
                 hint="Use a new directory with --out.",

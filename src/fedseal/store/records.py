@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -76,3 +78,15 @@ class TrialRecord(BaseModel):
     notes: tuple[str, ...] = ()
     isolated: int | None = None
     metrics: dict[str, tuple[float, ...]] = {}
+
+
+def check_record(record: TrialRecord) -> None:
+    """Refuse a record whose parts are not of one trial, or whose figures are none; raises `ValueError`."""
+    images = len(record.psnr)
+    per_image: list[Sequence[float] | None] = [record.ssim, record.mse, record.lpips, record.psnr_best]
+    per_image += [record.psnr_fed, record.line_up, *record.ranks.values()]
+    per_image += [*record.baselines.values(), *record.metrics.values()]
+    lengths = {len(values) for values in per_image if values}
+    figures = [*record.psnr, *record.ssim, *record.mse, *(v for values in record.baselines.values() for v in values)]
+    if record.status == "ok" and (not images or lengths - {images} or any(math.isnan(value) for value in figures)):
+        raise ValueError(f"trial {record.key} is inconsistent")

@@ -6,6 +6,7 @@ the update's tensors; or the weights before and after a client's round. Options 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError, UsageError
+from fedseal.core.files import local_path
 from fedseal.core.knowledge import Knowledge
+from fedseal.core.limits import check_memory
 from fedseal.core.observation import Observation, Update, UpdateKind
 from fedseal.core.tensors import Tensors, check_finite, check_like
-from fedseal.data.folder import FORMATS
+from fedseal.data.folder import decoded
+from fedseal.data.images import as_pixels
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.tensor_file import read_tensors
@@ -32,7 +36,8 @@ from fedseal.store.findings import Finding
 NOMINAL_RATE = 0.1
 """Learning rate an update is read with until a better one is found."""
 
-_MAX_PIXELS = 1 << 24
+_COPIES = 8
+"""Of the images, that an attack holds at once."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,11 @@ def _case(source: UpdateSource, recorded: RecordedUpdate | None, title: str) -> 
     findings = list(_findings(source, facts, recorded))
     originals = _originals(source, shape, classes) if source.originals else None
     size = _batch_size(facts, source, originals)
+    check_memory(_COPIES * size * config.local_steps * math.prod(shape) * 4, f"{size * config.local_steps} images")
     knowledge = Knowledge(
         input_shape=shape,
         num_classes=classes,
+        loss=facts.loss,
         loss_reduction=facts.loss_reduction,
         bn_mode=config.bn_mode,
         label_rule="true" if source.labels is not None else "identity",
@@ -288,6 +295,7 @@ def _config(facts: UpdateFacts, normalised: bool) -> RoundConfig:
         learning_rate=facts.learning_rate or NOMINAL_RATE,
         bn_mode=facts.bn_mode or ("train-nostats" if normalised else "eval"),
         momentum=facts.momentum or 0.0,
+        loss=facts.loss,
         loss_reduction=facts.loss_reduction,
         normalisation=facts.normalisation or plain.normalisation,
         upload=facts.kind,
@@ -352,18 +360,8 @@ def _originals(source: UpdateSource, shape: tuple[int, int, int], classes: int) 
 
 
 def _picture(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path, formats=sorted(set(FORMATS.values()))) as picture:
-            if picture.width * picture.height > _MAX_PIXELS:
-                raise InputError(f"original {path} has {picture.width} x {picture.height} pixels.", hint="Shrink it.")
-            pixels = np.asarray(picture.convert("L" if shape[0] == 1 else "RGB"))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise InputError(f"original {path} cannot be read as a picture: {error}.") from error
+    pixels = decoded(local_path(path), path, lambda picture: as_pixels(picture, 1 if shape[0] == 1 else 3))
     image = torch.from_numpy(pixels.copy()).float().div(255)
-    image = image.unsqueeze(0) if image.ndim == 2 else image.permute(2, 0, 1)
     if tuple(image.shape) != shape:
         raise InputError(f"original {path} is {list(image.shape)}, the model takes {list(shape)} (C, H, W).")
     return image.unsqueeze(0)

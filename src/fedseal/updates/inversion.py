@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.errors import InputError, UsageError
-from fedseal.core.knowledge import BNMode, Knowledge
+from fedseal.core.knowledge import CROSS_ENTROPY, BNMode, Knowledge
 from fedseal.core.observation import Observation, Update, UpdateKind
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import parse_spec
@@ -43,6 +43,7 @@ def invert(
     kind: UpdateKind = "gradient",
     learning_rate: float | None = None,
     local_steps: int = 1,
+    loss: str = CROSS_ENTROPY,
     loss_reduction: Literal["mean", "sum"] = "mean",
     normalisation: Normalisation | tuple[Sequence[float], Sequence[float]] | None = None,
     public: Batch | str | None = None,
@@ -66,7 +67,8 @@ def invert(
         kind: what `gradient` is: `gradient`, or `delta` for a weight change.
         learning_rate: of the client's steps; a weight change cannot be read without it.
         local_steps: SGD steps behind a weight change.
-        loss_reduction: of the client's loss over its batch.
+        loss: that the client minimises: `cross-entropy`, `bce`, `mse` or `module:attribute`.
+        loss_reduction: of it over the batch.
         normalisation: between images in [0, 1] and model inputs, as (means, deviations); None for none.
         public: images of the same kind, for attacks that use some: a batch, or the spec of a data set.
         iterations, restarts: of an attack that optimises; None for its own.
@@ -97,6 +99,7 @@ def invert(
     knowledge = Knowledge(
         input_shape=shape,
         num_classes=classes,
+        loss=loss,
         loss_reduction=loss_reduction,
         bn_mode=_bn_mode(model),
         label_rule="true" if given is not None else labels if isinstance(labels, str) else "identity",

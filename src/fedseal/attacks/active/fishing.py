@@ -30,6 +30,7 @@ from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
+from fedseal.core.ranges import Place
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors
@@ -63,7 +64,7 @@ class FishingAttack(IsolatingAttack):
         iterations: of it; 0 for its own default.
     """
 
-    def __init__(self, target: int = -1, inversion: str = "ig", iterations: int = 0) -> None:
+    def __init__(self, target: Place = -1, inversion: str = "ig", iterations: int = 0) -> None:
         self._target = target
         super().__init__(inversion, iterations)
 

@@ -44,6 +44,7 @@ from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
+from fedseal.core.ranges import Count
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
@@ -163,7 +164,7 @@ class ImprintAttack(ReadingAttack):
 
     def __init__(
         self,
-        bins: int = 256,
+        bins: Count = 256,
         statistic: Statistic = "mean",
         mode: int = 32,
         sparse: bool = False,

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedseal.attacks.reading import image_count
 from fedseal.core.errors import UsageError
 from fedseal.core.observation import Observation
+from fedseal.core.specs import shortened
 
 OPERATIONS_PER_SECOND = 5e9
 GRADIENTS_PER_ITERATION = 4
@@ -26,10 +27,11 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 def parse_budget(text: str) -> tuple[int, str]:
     """Return a number and its unit, "" for iterations; a budget is `600`, `90s`, `10m` or `1h` per target."""
-    match = re.fullmatch(r"([1-9]\d*)([smh]?)", text.strip())
+    match = re.fullmatch(r"([1-9]\d{0,9})([smh]?)", text.strip())
     if match is None:
         raise UsageError(
-            f"a budget cannot be {text!r}.", hint="Write iterations per target, as 600, or a time: 90s, 10m, 1h."
+            f"a budget cannot be {shortened(text)}.",
+            hint="Write iterations per target, as 600, or a time: 90s, 10m, 1h.",
         )
     return int(match[1]), match[2]
 

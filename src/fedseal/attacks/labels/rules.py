@@ -14,6 +14,7 @@ from fedseal.core.errors import UsageError
 from fedseal.core.observation import Observation
 from fedseal.core.plugins import is_reference
 from fedseal.core.registry import FunctionRegistry, near_matches, parse_spec
+from fedseal.core.specs import shortened
 
 LabelRule: TypeAlias = Callable[[Observation, int], LabelGuess]
 
@@ -38,7 +39,7 @@ def label_rule(text: str) -> LabelRule:
     spec = parse_spec(text)
     if spec.name not in LABEL_RULES and ":" not in text:
         raise UsageError(
-            f"there is no label rule called {text!r}.",
+            f"there is no label rule called {shortened(text)}.",
             hint=near_matches(text, [*LABEL_RULES, GIVEN, UNKNOWN]),
         )
     return LABEL_RULES.build(spec)

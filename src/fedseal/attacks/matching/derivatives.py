@@ -284,5 +284,5 @@ def _not_twice(error: RuntimeError) -> CapabilityError:
     reason = str(error).strip().splitlines()[0]
     return CapabilityError(
         f"the model cannot be differentiated twice: {reason}",
-        hint="Use second_order=finite-difference, or a model of differentiable operations (no fused attention).",
+        hint="Use second_order=finite-difference, or a model without fused attention and operations in place.",
     )

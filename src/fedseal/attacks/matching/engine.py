@@ -39,6 +39,7 @@ from fedseal.core.caveat import Caveat
 from fedseal.core.errors import InputError, TrialError, UsageError
 from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.observation import Observation
+from fedseal.core.ranges import Count
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
@@ -68,8 +69,8 @@ class MatchingAttack(Attack):
     info = Info("match the gradient", needs=("batch_size",))
     any_loss: ClassVar[bool] = True
 
-    iterations: int = 1000
-    restarts: int = 1
+    iterations: Count = 1000
+    restarts: Count = 1
     local_steps: LocalSteps = "average"
     second_order: SecondOrder = "auto"
 

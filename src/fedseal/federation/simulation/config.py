@@ -39,7 +39,7 @@ class FederationConfig(BaseModel):
         seed: determines sampling, dropouts, batches and the noise of defences.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
     rounds: int = Field(20, ge=1)
