@@ -540,7 +540,7 @@ class TestExample:
         self.run(flower, example, self.config(tmp_path, **single))
         task = example("flower", "sealed_app.task")
         documented = (examples.parent / "docs" / "flower.md").read_text()
-        command = next(line.split() for line in documented.splitlines() if line.startswith("    fedseal audit-update"))
+        command = next(line.split() for line in documented.splitlines() if line.startswith("fedseal audit-update"))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as end:

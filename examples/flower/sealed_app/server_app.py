@@ -33,6 +33,9 @@ def main(grid: Grid, context: Context) -> None:
             batch_size=int(settings["batch-size"]),
             input_shape=SHAPE,
             num_classes=CLASSES,
+            mean=(0.0,),
+            std=(1.0,),
+            optimiser="sgd",
         )
     clients = int(settings["min-clients"])
     strategy = guard(

@@ -1,0 +1,156 @@
+"""A quickstart under every defence that works in one line: nobody is refused, and it learns as the simulation does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, FedYogi, Krum
+from torch import nn
+
+from fedseal.core.batch import Batch
+from fedseal.core.defence import DEFENCES
+from fedseal.core.errors import FedsealError
+from fedseal.data.dataset import ImageDataset
+from fedseal.data.registry import DATASETS
+from fedseal.defences.pipeline import build_defence
+from fedseal.federation.posthoc import needs_training, refuse_joint
+from fedseal.federation.sampling import local_indices
+from fedseal.federation.simulation import FederationConfig, simulate
+from fedseal.flower import defend, guard
+from fedseal.flower.records import to_tensors
+
+CLIENTS, ROUNDS, STEPS, SIZE, RATE, SEED = 4, 5, 10, 32, 0.1, 0
+STRONGER = {"adadefense": "adadefense:scale=0.01"}
+
+
+def works_in_one_line(spec: str) -> bool:
+    try:
+        defence = build_defence(spec)
+        refuse_joint(defence, "")
+    except FedsealError:  # it needs options, or partners
+        return False
+    return not needs_training(defence)
+
+
+ONE_LINE = [STRONGER.get(name, name) for name in DEFENCES.names() if works_in_one_line(name)]
+
+
+class Net(nn.Module):
+    """A small convolutional network with a choice of normalisation."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(1, 8, 5, stride=2)]
+        layers += {"batch": [nn.BatchNorm2d(8)], "group": [nn.GroupNorm(2, 8)], "dropout": [nn.Dropout(0.1)]}[norm]
+        layers += [nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)]
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.body(images)
+        return output
+
+
+def build(norm: str) -> Net:
+    torch.manual_seed(SEED)
+    return Net(norm)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[list[ImageDataset], Batch]:
+    data = DATASETS.build("digits")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(SEED))
+    parts = [data.subset(part) for part in torch.split(order[:2000], 2000 // CLIENTS)]
+    return parts, data.batch(order[2000:3000])
+
+
+def accuracy(model: nn.Module, test: Batch, norm: str) -> float:
+    model.train(norm == "batch")  # with batch statistics: running ones stay on clients
+    with torch.no_grad():
+        return 100 * float((model(test.images).argmax(1) == test.labels).float().mean())
+
+
+def federated(flower: Any, digits: Any, norm: str, strategy: Any, *mods: Any) -> tuple[float, Any, Any]:
+    parts, test = digits
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = build(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        place = int(context.node_config["partition-id"])
+        number = int(message.content["config"]["server-round"])
+        optimiser = torch.optim.SGD(model.parameters(), RATE)
+        model.train()
+        for part in local_indices(len(parts[place]), SIZE, STEPS, SEED, number - 1, place):
+            batch = parts[place].batch(part)
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
+            optimiser.step()
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(parts[place])}),
+        }
+        return Message(content=RecordDict(content), reply_to=message)
+
+    grid = flower.grid(app, CLIENTS)
+    outcome = strategy.start(grid=grid, initial_arrays=ArrayRecord(build(norm).state_dict()), num_rounds=ROUNDS)
+    model = build(norm)
+    model.load_state_dict(to_tensors(outcome.arrays, "result"))
+    return accuracy(model, test, norm), strategy, grid
+
+
+def simulated(digits: Any, norm: str, spec: str) -> float:
+    parts, test = digits
+    config = FederationConfig(
+        rounds=ROUNDS, local_steps=STEPS, batch_size=SIZE, learning_rate=RATE, seed=SEED, evaluate_every=ROUNDS,
+        bn_mode="train-nostats" if norm == "batch" else "eval", train_mode=norm == "dropout",
+    )  # fmt: skip
+    done = simulate(config, build(norm), parts, test, build_defence(spec), workers=1)
+    return accuracy(done.model, test, norm)
+
+
+def check(flower: Any, digits: Any, norm: str, spec: str, make: Callable[[], Any]) -> None:
+    inside, strategy, grid = federated(flower, digits, norm, guard(make()), defend(spec, seed=SEED))
+    refused = [reply.error.reason for reply in grid.replies if reply.has_error()]
+    assert refused == []
+    assert strategy.dropped == []
+    if isinstance(strategy.inner, FedAvg) and type(strategy.inner) is FedAvg:
+        expected = simulated(digits, norm, spec)
+        print(f"{norm} {spec}: Flower {inside:.1f} %, simulation {expected:.1f} %")
+        assert inside == pytest.approx(expected, abs=3.0)
+
+
+def fedavg() -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0)
+
+
+def test_a_quickstart_learns_in_flower_as_in_the_simulation(flower: Any, digits: Any):
+    check(flower, digits, "batch", "topk:ratio=0.9", fedavg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "group", "dropout"])
+@pytest.mark.parametrize("spec", ONE_LINE)
+def test_every_defence_of_one_line_learns_in_flower_as_in_the_simulation(
+    flower: Any, digits: Any, norm: str, spec: str
+):
+    check(flower, digits, norm, spec, fedavg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "group", "dropout"])
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.9", "gaussian:sigma=0.001", "dgc"])
+@pytest.mark.parametrize("strategy", ["adam", "yogi", "krum", "dp"])
+def test_no_client_is_refused_under_any_strategy(flower: Any, digits: Any, norm: str, spec: str, strategy: str):
+    strategies: dict[str, Callable[[], Any]] = {
+        "adam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.01),
+        "yogi": lambda: FedYogi(fraction_evaluate=0.0, eta=0.01),
+        "krum": lambda: Krum(fraction_evaluate=0.0, num_malicious_nodes=1),
+        "dp": lambda: DifferentialPrivacyServerSideFixedClipping(fedavg(), 0.01, 10.0, CLIENTS),
+    }
+    check(flower, digits, norm, spec, strategies[strategy])
