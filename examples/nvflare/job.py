@@ -49,7 +49,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     job = recipe(options.rounds, options.defence, options.work)
     if options.poc:
-        run = job.execute(PocEnv(num_clients=2))
+        run = job.execute(PocEnv(num_clients=2, extra={"login_timeout": 120}))
         run.get_result()  # waits for the end
         return
     job.execute(SimEnv(num_clients=2, num_threads=2, workspace_root=str(options.work / "simulation")))

@@ -89,7 +89,7 @@ def sealed_start(poc_workspace, **options):
 
 
 poc._start_poc = sealed_start
-environment = PocEnv(num_clients=2)
+environment = PocEnv(num_clients=2, extra={"login_timeout": 120})
 try:
     run = recipe(2, "none", work).execute(environment)
     outcome = {"status": str(run.get_status()), "result": str(run.get_result())}
