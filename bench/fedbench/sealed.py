@@ -1,14 +1,17 @@
 """Rounds of a real Flower federation in this process, bare and sealed, in turns: what sealing adds to a round.
 
 The application, the strategy and the messages are Flower's; only their delivery is a function call, so that nothing but
-the work is timed. One client after another trains for a pass over its images and answers; FedAvg takes the mean. Sealed
-is the same with `defend` around the client, a ledger on disk, and `guard` around the strategy.
+the work is timed. Sealed is the bare federation with `defend` around the client, a ledger on disk, and `guard` around
+the strategy. What that adds does not depend on how long a client trains, and is small beside the noise of training
+times: it is measured on rounds whose clients answer at once with a change of the right size, and set against full
+rounds measured between them. The monitor, which adapts to how long rounds take, is `bench/watch.py`.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -24,9 +27,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
 from torch.nn import functional as F
 
 from fedbench.cases import Case, client_data, initial_model
+from fedseal.core.batch import Batch
+from fedseal.core.seeds import generator
 from fedseal.flower import defend, guard
 
 DEFENCE = "gaussian:sigma=0.01"
@@ -84,26 +90,37 @@ class CallingGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def client_app(case: Case, mods: list[Any]) -> ClientApp:
-    """Return a client that takes the case's steps, behind mods."""
+def client_app(case: Case, mods: list[Any], *, trains: bool) -> ClientApp:
+    """Return a client behind mods that takes the case's steps, or answers at once with some change of every weight."""
     app = ClientApp(mods=mods)
     data = [client_data(case, client) for client in range(case.clients)]
+    source = generator(0, "change")
+    model = initial_model(case).train()
+    change = {name: 1e-3 * torch.randn(p.shape, generator=source) for name, p in model.named_parameters()}
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         own = data[int(context.node_config["partition-id"])]
-        model = initial_model(case).train()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimiser = torch.optim.SGD(model.parameters(), lr=case.learning_rate)
-        for step in range(case.steps):
-            places = [(step * case.batch + offset) % len(own) for offset in range(case.batch)]
-            optimiser.zero_grad()
-            F.cross_entropy(model(own.images[places]), own.labels[places]).backward()
-            optimiser.step()
+        if trains:
+            _train(model, case, own)
+        else:
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.add_(change[name])
         metrics = MetricRecord({"num-examples": len(own)})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     return app
+
+
+def _train(model: nn.Module, case: Case, own: Batch) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=case.learning_rate)
+    for step in range(case.steps):
+        places = [(step * case.batch + offset) % len(own) for offset in range(case.batch)]
+        optimiser.zero_grad()
+        F.cross_entropy(model(own.images[places]), own.labels[places]).backward()
+        optimiser.step()
 
 
 @dataclass(frozen=True)
@@ -115,58 +132,63 @@ class Variant:
     around: Callable[[Strategy], Strategy] = lambda strategy: strategy
 
 
-def variants(case: Case) -> list[Variant]:
-    """Return the bare federation first, then what is added to it, one thing after another."""
-    found = [
-        Variant("bare", lambda ledger: []),
-        Variant("seal", lambda ledger: [defend(DEFENCE)]),
-        Variant("seal + ledger", lambda ledger: [defend(DEFENCE, ledger=ledger)]),
-        Variant("seal + ledger + guard", lambda ledger: [defend(DEFENCE, ledger=ledger)], guard),
-    ]
-    try:
-        from fedseal.flower import monitor
-    except ImportError:
-        return found
-
-    own = [client_data(case, client) for client in range(case.clients)]
-
-    def batches(message: Message, context: Context) -> list[Any]:
-        mine = own[int(context.node_config["partition-id"])]
-        return [mine.pick(slice(step * case.batch, (step + 1) * case.batch)) for step in range(case.steps)]
-
-    def watched(ledger: Path) -> list[Any]:
-        from fedseal.federation.client import RoundConfig
-
-        config = RoundConfig(local_steps=case.steps, learning_rate=case.learning_rate, bn_mode="train-nostats")
-        watch = monitor(lambda: initial_model(case), batches, client_data(case, case.clients), config=config)
-        return [watch, defend(DEFENCE, ledger=ledger)]
-
-    return [*found, Variant("all + monitor", watched, guard)]
+SEALED = (
+    Variant("bare", lambda ledger: []),
+    Variant("seal", lambda ledger: [defend(DEFENCE)]),
+    Variant("seal + ledger", lambda ledger: [defend(DEFENCE, ledger=ledger)]),
+    Variant("seal + ledger + guard", lambda ledger: [defend(DEFENCE, ledger=ledger)], guard),
+)
+"""The bare federation, then what is added to it, one thing after another."""
 
 
-def in_turns(case: Case, rounds: int, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, list[float]]:
-    """Return the seconds of every round by variant; all variants take turns, after one round each to warm up.
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds of rounds.
+
+    Attributes:
+        full: of bare rounds in which clients train.
+        quick: by variant, of rounds in which they answer at once.
+    """
+
+    full: list[float]
+    quick: dict[str, list[float]]
+
+    def ratio(self, variant: str) -> float:
+        """Return a full round's time with a variant over that without."""
+        added = statistics.median(self.quick[variant]) - statistics.median(self.quick["bare"])
+        return 1 + added / statistics.median(self.full)
+
+
+def overhead(case: Case, rounds: int, *, clock: Callable[[], float] = time.process_time) -> Overhead:
+    """Measure all variants in turns, after one round each to warm up.
 
     Args:
         case: the federation.
-        rounds: of each variant; a client's context lives as long as its variant.
-        clock: wall time, or `time.process_time` on a machine that does other things too.
+        rounds: of each variant.
+        clock: processor time, which is usable on a machine that does other things too, or wall time.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    logging.getLogger("fedseal").setLevel(logging.ERROR)
-    arrays = ArrayRecord(initial_model(case).state_dict())
-    seconds: dict[str, list[float]] = {}
+    for name in ("flwr", "fedseal"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    played = [*((one, False) for one in SEALED), (SEALED[0], True)]
+    seconds: list[list[float]] = [[] for _ in played]
     with tempfile.TemporaryDirectory() as directory:
-        played = [
-            (one, CallingGrid(client_app(case, one.mods(Path(directory) / f"{place}.db")), case.clients))
-            for place, one in enumerate(variants(case))
+        grids = [
+            CallingGrid(client_app(case, one.mods(Path(directory) / f"{place}.db"), trains=trains), case.clients)
+            for place, (one, trains) in enumerate(played)
         ]
         for number in range(rounds + 1):
-            for variant, grid in played if number % 2 else reversed(played):
-                options = {"min_train_nodes": case.clients, "min_available_nodes": case.clients}
-                strategy = variant.around(FedAvg(fraction_evaluate=0.0, **options))
-                start = clock()
-                strategy.start(grid=grid, initial_arrays=copy.deepcopy(arrays), num_rounds=1)
-                if number:
-                    seconds.setdefault(variant.name, []).append(clock() - start)
-    return {variant.name: seconds[variant.name] for variant, _ in played}
+            for place in range(len(played)) if number % 2 else reversed(range(len(played))):
+                taken = _round(played[place][0], grids[place], case, clock)
+                seconds[place] += [taken] if number else []
+    quick = {one.name: times for (one, trains), times in zip(played, seconds, strict=True) if not trains}
+    return Overhead(seconds[-1], quick)
+
+
+def _round(variant: Variant, grid: CallingGrid, case: Case, clock: Callable[[], float]) -> float:
+    """Return the seconds of one round."""
+    options = {"min_train_nodes": case.clients, "min_available_nodes": case.clients}
+    strategy = variant.around(FedAvg(fraction_evaluate=0.0, **options))
+    arrays = ArrayRecord(initial_model(case).state_dict())
+    start = clock()
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    return clock() - start

@@ -7,6 +7,8 @@ as these are, and costs one pass and 4 kB for each.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ class UpdateHistory:
         self._rounds: set[tuple[str, int]] = set()
         self._changes: dict[str, list[tuple[int, Tensor]]] = {}
         self._weights: dict[str, list[tuple[int, Tensor]]] = {}
+        self._start: tuple[Tensors, frozenset[str], Tensor] | None = None
 
     def admit(self, client: str, round_number: int, update: Tensors, before: Tensors | None = None) -> None:
         """Note an update, or refuse one that repeats a round or is an earlier one again.
@@ -47,7 +50,7 @@ class UpdateHistory:
         change = sketch(update)
         size = float(change.norm())
         if size > 0:
-            start = None if before is None else sketch({name: before[name] for name in update if name in before})
+            start = None if before is None else self._sketched(before, update)
             allowed = size * _SAME + (0.0 if start is None else float(start.norm()) * _ROUNDING)
             self._refuse_same(client, round_number, self._changes.get(client, []), change, allowed)
             self._changes[client] = [*self._changes.get(client, []), (round_number, change)][-_KEPT:]
@@ -56,6 +59,13 @@ class UpdateHistory:
                 self._refuse_same(client, round_number, self._weights.get(client, []), after, size * _STALE)
                 self._weights[client] = [*self._weights.get(client, []), (round_number, after)][-_KEPT:]
         self._rounds.add((client, round_number))
+
+    def _sketched(self, before: Tensors, update: Tensors) -> Tensor:
+        """Return the sketch of the weights an update was added to, which the clients of a round share."""
+        names = frozenset(update)
+        if self._start is None or self._start[0] is not before or self._start[1] != names:
+            self._start = before, names, sketch({name: before[name] for name in update if name in before})
+        return self._start[2]
 
     def _refuse_same(
         self, client: str, number: int, earlier: list[tuple[int, Tensor]], content: Tensor, allowed: float
@@ -76,6 +86,11 @@ def sketch(tensors: Tensors) -> Tensor:
         rows = -(-flat.numel() // _WIDTH)
         padded = torch.zeros(rows * _WIDTH)
         padded[: flat.numel()] = flat
-        signs = torch.randint(0, 2, (rows,), generator=generator(0, "sketch", place)).float() * 2 - 1
-        total += (signs @ padded.view(rows, _WIDTH)).double().roll(place * 37)
+        total += (_signs(place, rows) @ padded.view(rows, _WIDTH)).double().roll(place * 37)
     return total
+
+
+@lru_cache(maxsize=1024)
+def _signs(place: int, rows: int) -> Tensor:
+    """Return the signs of a tensor's rows; the same for every update of a model."""
+    return torch.randint(0, 2, (rows,), generator=generator(0, "sketch", place)).float() * 2 - 1

@@ -310,9 +310,9 @@ def _read(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 def _changes(upload: Upload, before: Tensors) -> dict[str, Tensor]:
-    """Return everything by which a reply moves the model, statistics too."""
+    """Return everything by which a reply moves the model, statistics too; what overflows has no norm to pass."""
     return {
-        name: tensor.double() - before[name].double()
+        name: tensor - before[name]
         for name, tensor in upload.weights.items()
         if tensor is not before[name] and tensor.is_floating_point()
     }

@@ -75,4 +75,5 @@ class Limits:
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:
     """Return the L2 norm of all tensors together, in double precision: hostile clients send what overflows single."""
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t.detach().double())) ** 2 for t in tensors.values()))
+    floats = (t.detach() if t.is_floating_point() else t.double() for t in tensors.values())
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in floats))

@@ -49,10 +49,12 @@ class LedgerFile:
         self.path = path
         self._writable = writable
         if writable:
-            self._create()
+            self._touch()
         elif not path.is_file():
             raise InputError(f"there is no ledger {path}.", hint="Name one by --ledger or FEDSEAL_LEDGER.")
         with self.connected() as db:
+            if writable:
+                self._lay_out(db)
             found = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
         if found is None or found[0] != str(SCHEMA):
             raise StorageError(
@@ -135,10 +137,9 @@ class LedgerFile:
         """Where the newest hash is kept."""
         return self.path.with_name(f"{self.path.name}.anchor")
 
-    def anchor(self) -> None:
+    def anchor(self, db: sqlite3.Connection) -> None:
         """Keep the newest hash; a crash before leaves an older one, which is as true."""
-        with self.connected() as db:
-            row = db.execute("SELECT number, hash FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+        row = db.execute("SELECT number, hash FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         write_atomically(self.anchor_path, json.dumps({"number": row[0], "hash": row[1]}), mode=_PRIVATE)
 
     def anchored(self) -> tuple[int, str]:
@@ -151,7 +152,8 @@ class LedgerFile:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{self.anchor_path} cannot be read.", hint="Restore it from a backup.") from error
 
-    def _create(self) -> None:
+    def _touch(self) -> None:
+        """Make the file, for its owner alone, unless it is there; one that was removed is not made again."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.path.exists() and (lost := self.anchored()[0]):
@@ -163,7 +165,12 @@ class LedgerFile:
             os.chmod(self.path, _PRIVATE)
         except OSError as error:
             raise storage_error(self.path, error) from error
-        with self.connected() as db, self.transaction(db):
+
+    def _lay_out(self, db: sqlite3.Connection) -> None:
+        """Make the tables of a new file."""
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return
+        with self.transaction(db):
             for statement in _TABLES.split(";"):
                 db.execute(statement)
             db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA),))

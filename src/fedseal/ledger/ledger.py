@@ -86,7 +86,7 @@ class SiteLedger:
                         )
                     self._file.append(db, key, body)
                     db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (key, slot, content))
-                self._file.anchor()
+                self._file.anchor(db)
 
             turn = Turn(str(account), page, self._state(db, key, slot, before), self._seed(db, key), granted, record)
             if before is not None:
@@ -97,9 +97,10 @@ class SiteLedger:
         """Write down the most an account may spend; it holds for every later turn, whoever asks for it."""
         key = _key(account)
         body = {"kind": "budget", "account": asdict(account), "budget": asdict(budget), "time": _now()}
-        with self._file.exclusive(key, 60.0), self._file.connected() as db, self._file.transaction(db):
-            self._file.append(db, key, body)
-        self._file.anchor()
+        with self._file.exclusive(key, 60.0), self._file.connected() as db:
+            with self._file.transaction(db):
+                self._file.append(db, key, body)
+            self._file.anchor(db)
 
     def accounts(self) -> list[Summary]:
         """Return every account with what it has spent."""
