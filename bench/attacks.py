@@ -206,9 +206,9 @@ def _run_many(
         data=colour,
         data_root=options.data_root,
         targets=100 if options.quick else 1000,
-        public=1000 if options.quick else 4000,
-        sampled=2 if options.quick else 4,
-        iterations=(100,) if options.quick else (200, 400, 800),
+        public=1000 if options.quick else 5000,
+        sampled=2 if options.quick else 3,
+        iterations=(100,) if options.quick else (400, 1000),
         goal=19.0,
         seed=options.seed,
     )

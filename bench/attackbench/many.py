@@ -20,11 +20,9 @@ from fedseal.data.places import CACHE_VARIABLE
 
 _MODEL = "lenet-relu"
 _DECAY, _TV = "optim.step_size_decay", "regularization.total_variation.scale"
-CONTENDERS = (
-    Contender("ig, TV 0.05, cosine decay", "invertinggradients", {_DECAY: "cosine-decay", _TV: 0.05}),
-    Contender("ig as shipped: TV 0.2, three steps", "invertinggradients"),
-)
-"""breaching's configurations; the first was found by hand to be good on this network, in its favour."""
+CONTENDERS = (Contender("ig, TV 0.05, cosine decay", "invertinggradients", {_DECAY: "cosine-decay", _TV: 0.05}),)
+"""breaching's configurations: found by hand to be good on this network, in its favour; as shipped (total variation 0.2,
+three steps) it stays 1.4 to 2.3 dB below at 200 and 400 iterations."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Plan:
         data: data set.
         data_root: where it lies, if not in the usual places.
         targets: images to be rebuilt.
-        public: images fedseal's attacker learns from.
+        public: images fedseal's attacker learns from, at most: as many as the data set leaves.
         sampled: targets breaching really attacks; time is proportional to their number.
         iterations: of breaching's searches.
         goal: mean PSNR in dB to reach.
@@ -88,10 +86,11 @@ def measure_many(plan: Plan, breaching: Breaching, directory: Path) -> dict[str,
         "model": _MODEL,
         "data": plan.data,
         "targets": plan.targets,
-        "public": plan.public,
+        "public": len(setup.public),
         "goal_db": plan.goal,
         "fedseal_seconds": seconds,
         "fedseal_psnr": fmean(scores),
+        "fedseal_psnr_on_sampled": fmean(scores[: plan.sampled]),
         "sampled_by_breaching": plan.sampled,
         "rows": rows,
         "breaching": best["name"],

@@ -29,7 +29,7 @@ SCALINGS: tuple[Scaling, ...] = ("whole", "tensors", "entries")
 WIDTHS = (0.25, 1.0, 2.0, 4.0)
 RIDGES = (1e-3, 1e-2, 1e-1)
 _KEPT = ("deviations", "known", "coefficients", "mean")
-_MOST_CHOSEN_ON, _PIXELS = 2000, 256
+_MOST_CHOSEN_ON, _PIXELS = 1200, 256
 _LEAST_DEVIATION = 1e-3
 _ROWS = 1024
 _TILE = 16
@@ -80,17 +80,18 @@ class KernelDecoder:
 
         Each is answered as if it were alone.
         """
-        answers = [self._answer(part) for part in torch.split(sketches, _TILE)]
-        return torch.cat(answers).clamp(0, 1)
-
-    def _answer(self, sketches: Tensor) -> Tensor:
-        missing = _TILE - len(sketches)
-        padded = torch.cat([sketches, sketches.new_zeros(missing, sketches.shape[1])]) if missing else sketches
-        vectors = scaled(padded, self.choice.scaling, self.lengths, self.deviations)
-        root = math.sqrt(self.known.shape[1])
-        similar = torch.cat([vectors @ (rows.float() / root).T for rows in torch.split(self.known, _ROWS)], 1)
-        weights = torch.exp(self.choice.width * (similar - 1))
-        return (self.mean + weights @ self.coefficients)[: len(sketches)]
+        missing = -len(sketches) % _TILE
+        padded = torch.cat([sketches, sketches.new_zeros(missing, sketches.shape[1])])
+        tiles = [
+            scaled(part, self.choice.scaling, self.lengths, self.deviations) for part in torch.split(padded, _TILE)
+        ]
+        root, found = math.sqrt(self.known.shape[1]), []
+        for rows in torch.split(self.known, _ROWS):
+            block = (rows.float() / root).T
+            found.append([tile @ block for tile in tiles])
+        weights = [torch.exp(self.choice.width * (torch.cat(parts, 1) - 1)) for parts in zip(*found, strict=True)]
+        answers = torch.cat([self.mean + each @ self.coefficients for each in weights])
+        return answers[: len(sketches)].clamp(0, 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and plain values that `restore` takes."""
