@@ -276,6 +276,10 @@ def _page(rows: dict[str, dict[str, Any]], options: Options) -> str:
         found = row["difference"]
         difference = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}] to `{row['best']}`"
         lines.append(f"| {title}{trained} | {row['guess']} | " + " | ".join(cells) + f" | {difference} |")
+    every = [
+        f"{name}, {stage}, b{batch}" for name in NETWORKS for batch in (1, 4) for stage in ("untrained", "trained")
+    ]
+    missing = [title for title in every if title not in rows]
     counts = sorted({(row["targets"], row["public"]) for row in rows.values()})
     worse = [title for title, row in rows.items() if row["difference"]["high"] < 0]
     best = [title for title, row in rows.items() if row["difference"]["mean"] >= 0]
@@ -284,6 +288,7 @@ def _page(rows: dict[str, dict[str, Any]], options: Options) -> str:
         "Targets and public images per row: " + ", ".join(f"{t} and {p:,}" for t, p in counts) + ".",
         f"`auto` is at least as good by the mean in {len(best)} of {len(rows)} rows, and within the interval in "
         f"{len(rows) - len(worse)}" + (f"; it is reliably worse in: {'; '.join(worse)}." if worse else "."),
+        *([f"Not run yet, so nothing is claimed of: {'; '.join(missing)}."] if missing else []),
     ]
     return "\n".join(lines) + "\n"
 
