@@ -74,4 +74,4 @@ def test_other_uses_of_the_words_pass(text: str):
 
 
 def test_there_are_pages():
-    assert len(PAGES) > 8
+    assert PAGES
