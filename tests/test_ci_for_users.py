@@ -54,8 +54,8 @@ def scenario(place: Path, *, defence: str, targets: int) -> str:
 @pytest.mark.parametrize(
     ("defence", "targets", "control", "code"),
     [
-        ("topk:ratio=0.1", 4, "", 1),  # a weak defence leaks
-        ("topk:ratio=0.1", 4, "topk:ratio=0.1", 1),  # then the undefended row is judged
+        pytest.param("topk:ratio=0.1", 4, "", 1, marks=pytest.mark.slow),  # a weak defence leaks
+        pytest.param("topk:ratio=0.1", 4, "topk:ratio=0.1", 1, marks=pytest.mark.slow),  # the undefended row is judged
         ("gaussian:sigma=100", 4, "", 0),  # the control leaks, the defence does not
         ("gaussian:sigma=100", 2, "", 4),  # too few to say so
     ],
@@ -99,6 +99,7 @@ def test_inputs_of_the_action_reach_its_script_as_variables_only() -> None:
     assert all(text["description"] for text in (action["inputs"] | action["outputs"]).values())
 
 
+@pytest.mark.slow
 def test_the_hook_audits_the_scenarios_it_is_given(place: Path) -> None:
     (hook,) = load(".pre-commit-hooks.yaml")
     assert set(hook) >= {"id", "name", "entry", "language"}
