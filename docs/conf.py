@@ -52,7 +52,10 @@ soon as it is in the tree."""
 def _navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Fill in the parts of the navigation that follow from the tree."""
     if page in INDICES:
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+        below = sorted(p for p in app.env.found_docs if p.startswith(page.removesuffix("README")) and p != page)
+        source[0] += (
+            "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"/{name}" for name in below) + "\n```\n" if below else ""
+        )
     if page == root_doc:
         found, named = app.env.found_docs, {*source[0].split(), *GUIDES, root_doc}
         others = sorted(p for p in found - named if "/" not in p or p.startswith("guides/"))

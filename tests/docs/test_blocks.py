@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
@@ -70,10 +71,14 @@ def test_code_is_well_formed_and_commands_have_the_options_they_are_given(page: 
 
 
 def check_commands(block: Block) -> None:
+    exported: dict[str, str] = {}  # options may come from the environment
     for words in block.commands:
+        if words[0] == "export":
+            exported |= dict(word.split("=", 1) for word in words[1:])
         if words[0] == "fedseal":
             try:
-                parse(words)
+                with mock.patch.dict(os.environ, exported):
+                    parse(words)
             except (click.ClickException, typer.Exit) as error:
                 raise AssertionError(f"{block.where}: {' '.join(words)}: {getattr(error, 'message', error)}") from error
 

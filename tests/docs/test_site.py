@@ -41,7 +41,11 @@ def test_a_page_is_in_the_navigation_as_soon_as_it_is_in_the_tree(conf: Any) -> 
     assert source == ["```{toctree}\nstart\n```\n```{toctree}\nguides/my-model\nflower\nguides/new\njust-landed\n```\n"]
     source = ["# Results\n"]
     conf._navigation(app, "results/README", source)
-    assert source[0].endswith("*\n```\n")
+    assert source[0].endswith("\n/results/x\n```\n")
+    app.env.found_docs = found - {"results/x"}
+    source = ["# Results\n"]
+    conf._navigation(app, "results/README", source)
+    assert source == ["# Results\n"]
 
 
 def test_a_site_that_loads_from_elsewhere_is_refused(conf: Any, tmp_path: Path) -> None:
