@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedYogi
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch, Normalisation
+from fedseal.core.defence import Defence, RoundContext
 from fedseal.core.errors import CapabilityError, InputError, UsageError
+from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.defences.accounting import gaussian_epsilon
 from fedseal.federation.client import RoundConfig
@@ -375,6 +378,49 @@ class TestOwnCounting:
         outcome = fit(guard(FedAvg(fraction_evaluate=0.0)), flower.grid(quickstart(linear, own), 2), linear(), 1)
         metrics = outcome.train_metrics_clientapp[1]
         assert metrics["fedseal-epsilon-accounted"] == pytest.approx(gaussian_epsilon(2.0, 1e-5))
+
+
+class Preparing(Defence):
+    """Draws once from what it prepares its data with, as `lids` does; what it drew is its whole state."""
+
+    info = Info("draw", name="drawing")
+    drawn: ClassVar[list[tuple[str, float]]] = []
+
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        self.draw = float(torch.rand((), generator=generator))
+        return dataset
+
+    def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
+        self.drawn.append((context.client, self.draw))
+        return batch
+
+
+def test_what_is_prepared_of_the_same_data_is_the_same_in_every_run(
+    flower: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """P6: lids built its autoencoder anew in every run, for hours."""
+    draws = []
+    for cache in ("one", "one", "two"):
+        monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path / cache))
+        Preparing.drawn.clear()
+        app = ClientApp(mods=[defend(f"{__name__}:Preparing", inside=True)])
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            model = linear()
+            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            done = train_round(model, [Batch(*data_of(context.node_id))], RoundConfig())
+            content = {"arrays": ArrayRecord(done.weights), "metrics": MetricRecord({"num-examples": 16})}
+            return Message(content=RecordDict(content), reply_to=message)
+
+        grid = flower.grid(app, 2)
+        fit(guard(FedAvg(fraction_evaluate=0.0)), grid, linear(), 2)
+        assert no_errors(grid), [reply.error.reason for reply in grid.replies if reply.has_error()]
+        draws.append(sorted(set(Preparing.drawn)))
+    assert [len(one) for one in draws] == [2, 2, 2]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+    assert stat.S_IMODE((tmp_path / "one" / "site-secret").stat().st_mode) == 0o600
 
 
 class TestWhatLeaves:

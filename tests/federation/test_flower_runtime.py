@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from fedseal.federation.update_file import SUFFIX, read_updates
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
-}
+from .deployment import QUIET, Deployment, wait_for
+
 SPECS = ("dgp", "adadefense", "refiner:t=2")
 
 SIMULATION = """
@@ -131,103 +120,13 @@ def test_ten_clients_train_three_rounds_in_flowers_simulation(examples: Path, tm
     assert 0 <= outcome["accuracy"] <= 1
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen in {seconds:.0f} s"
-        time.sleep(0.5)
-
-
-class Deployment:
-    """A SuperLink with SuperNodes on loopback over TLS, each a process group of its own."""
-
-    def __init__(self, home: Path, app: Path) -> None:
-        self.home, self.app, self.port = home, app, free_port()
-        self.bin = Path(sys.executable).parent
-        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"  # Flower starts its own programs by name
-        self.environment = os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        subprocess.run([app / "certificates.sh", home / "tls", "127.0.0.1"], check=True, capture_output=True)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "loopback"\n[superlink.loopback]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{home}/tls/ca.pem"\n'
-        )
-
-    def start(self, name: str, *command: Any) -> None:
-        with open(self.home / f"{name}.log", "wb") as log:
-            self.processes[name] = subprocess.Popen(
-                [str(self.bin / str(command[0])), *map(str, command[1:])],
-                env=self.environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def superlink(self) -> None:
-        tls = self.home / "tls"
-        self.start(
-            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", self.port,
-            "--disable-runtime-dependency-installation", "--ssl-ca-certfile", tls / "ca.pem",
-            "--ssl-certfile", tls / "server.pem", "--ssl-keyfile", tls / "server.key",
-        )  # fmt: skip
-        wait_for(self.healthy, 60, "the SuperLink's answer over TLS")
-
-    def healthy(self) -> bool:
-        trust = ssl.create_default_context(cafile=str(self.home / "tls" / "ca.pem"))
-        try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trust, timeout=5) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
-
-    def supernode(self, place: int) -> None:
-        self.start(
-            f"supernode-{place}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
-            "--root-certificates", self.home / "tls" / "ca.pem", "--host", "127.0.0.1", "--port", free_port(),
-            "--node-config", f"partition-id={place} num-partitions=2",
-        )  # fmt: skip
-
-    def flwr(self, *arguments: Any) -> dict[str, Any]:
-        command = [str(self.bin / "flwr"), *map(str, arguments), "--format", "json"]
-        done = subprocess.run(
-            command, env=self.environment, cwd=self.app, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
-
-    def logs(self) -> str:
-        return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.home.glob("*.log"))
-
-    def stop(self) -> None:
-        """End all processes of this deployment; Flower detaches some, but all inherit its home."""
-        ours = [process for process in psutil.process_iter() if self.owns(process)]
-        for process in ours:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        for started in self.processes.values():
-            started.wait(timeout=30)
-
-    def owns(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get("FLWR_HOME") == str(self.home)
-        except psutil.Error:
-            return False
-
-
 @pytest.fixture
 def deployment(tmp_path: Path, examples: Path) -> Iterator[Deployment]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificates, is not installed")
     home = tmp_path / "flwr"
     home.mkdir()
-    deployed = Deployment(home, examples / "flower")
+    deployed = Deployment(home, examples / "flower", examples / "flower" / "certificates.sh")
     yield deployed
     deployed.stop()
 
@@ -237,22 +136,22 @@ def test_a_federation_over_tls_survives_the_kill_of_a_client_in_mid_round(deploy
     deployment.superlink()
     for place in (0, 1):
         deployment.supernode(place)
-    wait_for(lambda: len(online(deployment)) == 2, 90, "the registration of two SuperNodes")
+    wait_for(lambda: len(deployment.online()) == 2, 90, "the registration of two SuperNodes")
     start = time.monotonic()
-    online(deployment)
+    deployment.online()
     patience = max(30.0, 12 * (time.monotonic() - start))  # a client app takes a few times as long as this to start
     updates, result = tmp_path / "updates", tmp_path / "result.json"
     settings = (
         f'defence="topk:ratio=0.9" encoding="wire" num-server-rounds=2 min-clients=1 round-timeout={patience:.1f} '
         f'local-steps=1 batch-size=4 record="{updates}" result="{result}"'
     )
-    run = deployment.flwr("run", ".", "loopback", "--run-config", settings)["run-id"]
+    run = deployment.run(settings)
     wait_for(lambda: len(recorded(updates)) >= 2, 30 + patience, "round 1")
     assert not result.exists()
     os.kill(deployment.processes["supernode-1"].pid, signal.SIGKILL)  # round 2 is under way
     wait_for(result.exists, 30 + patience, "round 2")
-    wait_for(lambda: status(deployment, run).startswith("finished"), 60, "the end of the run")
-    assert status(deployment, run) == "finished:completed", deployment.logs()
+    wait_for(lambda: deployment.status(run).startswith("finished"), 60, "the end of the run")
+    assert deployment.status(run) == "finished:completed", deployment.logs()
     outcome = json.loads(result.read_text())
     assert list(outcome["accuracy"]) == ["0", "1", "2"]
     assert outcome["dropped"] == []
@@ -261,14 +160,13 @@ def test_a_federation_over_tls_survives_the_kill_of_a_client_in_mid_round(deploy
     assert senders[1] < senders[0]
 
 
-def online(deployment: Deployment) -> list[Any]:
-    nodes = deployment.flwr("supernode", "list", "loopback")["nodes"]
-    return [node for node in nodes if node["status"] == "online"]
-
-
 def recorded(updates: Path) -> list[Path]:
     return list(updates.glob(f"*{SUFFIX}")) if updates.is_dir() else []
 
 
-def status(deployment: Deployment, run: Any) -> str:
-    return str(deployment.flwr("list", "--run-id", run)["runs"][0]["status"])
+@pytest.mark.slow
+def test_kills_at_random_moments_leave_every_ledger_whole(examples: Path):
+    """`python -m tests.federation.kill_campaign --kills 30` is the whole campaign."""
+    command = [sys.executable, "-m", "tests.federation.kill_campaign", "--kills", "5"]
+    done = subprocess.run(command, cwd=examples.parent, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

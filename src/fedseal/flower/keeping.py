@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
 from fedseal.core.defence import Defence
-from fedseal.core.errors import InputError
-from fedseal.core.files import PathText
-from fedseal.core.seeds import generator
+from fedseal.core.errors import InputError, StorageError
+from fedseal.core.files import PRIVATE, PathText, write_atomically
+from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.tensors import Tensors
+from fedseal.data.places import cache_directory
 from fedseal.flower.records import to_tensors
 from fedseal.ledger import Account, Budget, Page, SiteLedger, Turn, memory_turn, slot_of
 
@@ -51,6 +53,21 @@ def account_of(context: Context) -> Account:
     )
 
 
+def site_seed(account: Account) -> int | None:
+    """Return the seed an account's data are prepared with where there is no ledger: the same in every run.
+
+    It comes from a secret in the site's cache, so that what a defence builds of the same data (`lids`) is built once;
+    None, for a fresh draw, where there is no place to keep one.
+    """
+    path = cache_directory() / "site-secret"
+    try:
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(32), mode=PRIVATE)
+        return derive_seed(0, path.read_text(encoding="ascii"), str(account))
+    except (OSError, StorageError, UnicodeDecodeError):
+        return None
+
+
 @contextmanager
 def turn_of(
     context: Context, spec: str, weights: Tensors, *, ledger: PathText | None, budget: Budget | None, seed: int | None
@@ -69,7 +86,7 @@ def turn_of(
     path = site_setting(context, "ledger") or ledger
     slot = slot_of(spec, weights)
     if path is None:
-        yield _context_turn(context, slot, budget, prepared)
+        yield _context_turn(context, slot, budget, site_seed(account_of(context)) if prepared is None else prepared)
         return
     with SiteLedger(Path(path)).turn(account_of(context), slot, budget=budget) as turn:
         if prepared is not None:
