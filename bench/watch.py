@@ -2,8 +2,8 @@
 
     python bench/watch.py --model lenet-relu --seconds 60
 
-A client trains by Flower's message API under `defend` and `monitor`, one round after the other. The monitor waits after
-a reading until that is paid off, so the share falls towards `overhead` (0.1) from above with the length of the run.
+A client trains by Flower's message API under `defend` and `monitor`, round after round. The first reading is made
+at once and paid off by later rounds, so a short run shows a larger share than `overhead` (0.1), a long one a smaller.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class WatchRules(BaseModel):
         share: of clients read in such a round; each draws for itself.
         readings: what is read.
         images: the ideal reading is of so many of those behind an update.
-        overhead: time for readings as a share of that for rounds; after a reading none follows until it is paid off.
+        overhead: time for readings as a share of that for rounds; none follows the first until rounds pay for it.
         rules: what follows.
         tell: whether the server gets the readings as metrics; the site's own log and files have them anyway.
     """

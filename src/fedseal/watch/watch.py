@@ -53,6 +53,7 @@ class Pace:
         round: by its own count, from 1.
         last: round of the last reading; 0 before the first.
         reading: seconds spent on readings.
+        latest: seconds the last of them took.
         working: seconds spent on rounds.
         extra: deviation of the noise that is added by a rule.
     """
@@ -60,6 +61,7 @@ class Pace:
     round: int = 0
     last: int = 0
     reading: float = 0.0
+    latest: float = 0.0
     working: float = 0.0
     extra: float = 0.0
 
@@ -69,7 +71,7 @@ class Pace:
 
     def read(self, seconds: float) -> Pace:
         """Return the pace after a reading in this round."""
-        return replace(self, last=self.round, reading=self.reading + seconds)
+        return replace(self, last=self.round, reading=self.reading + seconds, latest=seconds)
 
 
 class Watch:
@@ -98,10 +100,12 @@ class Watch:
         self._source = source or generator(None)
 
     def is_due(self, pace: Pace) -> bool:
-        """Return whether the update of this round is read: it is time, earlier readings are paid off, and the draw."""
-        if pace.last and (
-            pace.round - pace.last < self.rules.every or pace.reading > self.rules.overhead * pace.working
-        ):
+        """Return whether the update of this round is read: it is time, rounds pay for another reading, and the draw.
+
+        The first reading is made at once, and paid off later.
+        """
+        unpaid = pace.reading + pace.latest > self.rules.overhead * pace.working
+        if pace.last and (pace.round - pace.last < self.rules.every or unpaid):
             return False
         return self.rules.share >= 1 or float(torch.rand((), generator=self._source)) < self.rules.share
 
