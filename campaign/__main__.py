@@ -40,9 +40,6 @@ def main() -> int:
         tallies = [_timed(part, run) for part, run in parts.items() if not options.only or part in options.only]
     table = render(tallies, "python -m campaign" + (" --full" if options.full else ""), options.seed)
     sys.stdout.write(table)
-    for tally in tallies:
-        for (part, outcome), example in tally.examples.items():
-            sys.stderr.write(f"\n{tally.name}, {part}: {outcome} x {tally.counts[part, outcome]}\n{example}\n")
     if options.write is not None:
         page = options.write.read_text(encoding="utf-8")
         head, _, rest = page.partition(BEGIN)

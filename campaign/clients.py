@@ -64,7 +64,8 @@ def _round_with(draw: random.Random) -> Any:
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedseal.flower import guard
-    from fedseal.flower.records import ENVELOPE, PAYLOAD, to_tensors
+    from fedseal.flower.envelope import ENVELOPE
+    from fedseal.flower.records import PAYLOAD, to_tensors
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     strategy = guard(FedAvg(fraction_evaluate=0.0))

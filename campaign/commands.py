@@ -5,7 +5,7 @@ What must hold: exit code 2 and one line that begins with `error:`, never a trac
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from campaign.outcomes import Tally
+from campaign.processes import Ended, start
 
 _QUICK = "--data faces:size=8 --attack ig:iterations=1 --targets 1 --workers 1"
 _NETS = """
@@ -66,6 +67,14 @@ BAD: dict[str, str] = {
     "a training without a model": "train --model campaign_nets:Raises",
 }
 
+_SHELL: dict[str, tuple[str, int | None]] = {
+    "a console that knows ASCII only": ("PYTHONIOENCODING=ascii {fedseal} list attacks", 0),
+    "a full output": ("{fedseal} list attacks > /dev/full", 2),
+    "a closed output": ("{fedseal} list attacks >&-", None),
+    "twenty open files": ("ulimit -n 20; {fedseal} audit " + _QUICK + " --workers 2", 2),
+}
+_LIMIT = 300.0
+
 _FILES = {
     "zero.yaml": "client: {learning_rate: 0}\n",
     "twice.yaml": "data: faces\ndata: digits\n",
@@ -100,48 +109,33 @@ def commands(place: Path) -> Tally:
     prepare(place)
     tally = Tally("command line")
     for name, words in BAD.items():
-        _expect(tally, name, _run(place, words), code=2, line=True)
-    sound = "list attacks"
-    _expect(tally, "a console that knows ASCII only", _run(place, sound, env={"PYTHONIOENCODING": "ascii"}), code=0)
-    _expect(tally, "a full output", _shell(place, f"{_python()} -m fedseal {sound} > /dev/full"), code=2)
-    _expect(tally, "a closed output", _shell(place, f"{_python()} -m fedseal {sound} >&-"), code=None)
-    limited = f"ulimit -n 20; {_python()} -m fedseal audit {_QUICK} --workers 2"
-    _expect(tally, "twenty open files", _shell(place, limited), code=2)
+        child = start(words.split(), place, {"FEDSEAL_CACHE": str(place / "cache")})
+        if not child.wait(_LIMIT):
+            child.send(signal.SIGKILL)
+            tally.add(name, "hang", words[:200])
+            continue
+        _expect(tally, name, child.ended(), code=2, line=True)
+    for name, (text, code) in _SHELL.items():
+        done = subprocess.run(
+            ["bash", "-c", text.format(fedseal=f"'{sys.executable}' -m fedseal")],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT,
+            check=False,
+        )
+        _expect(tally, name, Ended(done.returncode, done.stderr), code=code)
     return tally
 
 
-def _python() -> str:
-    return f"'{sys.executable}'"
-
-
-def _run(place: Path, words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedseal", *words.split()],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "FEDSEAL_CACHE": str(place / "cache"), **(env or {})},
-    )
-
-
-def _shell(place: Path, text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", text], cwd=place, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ)
-    )
-
-
-def _expect(
-    tally: Tally, name: str, done: subprocess.CompletedProcess[str], *, code: int | None, line: bool = False
-) -> None:
+def _expect(tally: Tally, name: str, done: Ended, *, code: int | None, line: bool = False) -> None:
     """Count what a command did; without an expected code anything but that of a found risk is right."""
-    said = done.stderr.strip().splitlines()
-    if "Traceback" in done.stderr:
-        tally.add(name, "traceback", done.stderr[-800:])
-    elif done.returncode != code if code is not None else done.returncode == 1:
-        tally.add(name, "silently wrong", f"exit code {done.returncode}: {done.stderr[-300:]}")
+    said = done.said.strip().splitlines()
+    if "Traceback" in done.said:
+        tally.add(name, "traceback", done.said[-800:])
+    elif done.code != code if code is not None else done.code == 1:
+        tally.add(name, "silently wrong", f"exit code {done.code}: {done.said[-300:]}")
     elif line and (not said or not said[-1].startswith("error: ")):
-        tally.add(name, "silently wrong", f"no line of its own: {done.stderr[-300:]}")
+        tally.add(name, "silently wrong", f"no line of its own: {done.said[-300:]}")
     else:
         tally.add(name, "refused" if code == 2 else "taken")

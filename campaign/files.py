@@ -111,7 +111,7 @@ def _kinds(place: Path) -> dict[str, tuple[bytes, Callable[[bytes], Any]]]:
         load_checkpoint(_model(), path)
 
     def original(path: Path) -> Any:
-        return build_case(UpdateSource(update=update, model="lenet", originals=(path,)))
+        return build_case(UpdateSource(update=update, model=f"{__name__}:tiny", originals=(path,)))
 
     update = _update_file(place / "updates")
     return {
@@ -129,7 +129,7 @@ def _kinds(place: Path) -> dict[str, tuple[bytes, Callable[[bytes], Any]]]:
         "tensors": (save({"a": torch.randn(3, 4)}), through("a.safetensors", lambda p: read_tensors(p, "tensors"))),
         "update": (update.read_bytes(), through("b.update.safetensors", read_update)),
         "weights": (save(dict(_model().state_dict())), through("c.safetensors", checkpoint)),
-        "original": (_png(32), through("original.png", original)),
+        "original": (_grey(), through("original.png", original)),
         "prepared": (_prepared(), through("d.safetensors", read_prepared)),
         "fetched pickle": (pickle.dumps({"net": {"kernel": np.ones(3, np.float32)}}), lambda c: read_arrays(c, "it")),
         "store (bytes)": _store(place / "run", whole=True),
@@ -176,10 +176,15 @@ def _store(directory: Path, *, whole: bool) -> tuple[bytes, Callable[[bytes], An
 
 
 def _update_file(directory: Path) -> Path:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    model = tiny()
     zeros = {name: torch.zeros_like(p) + 0.1 for name, p in model.named_parameters()}
     facts = UpdateFacts(kind="gradient", round=1, client="a", input_shape=(1, 2, 4), num_classes=2, batch_size=1)
     return write_update(directory, RecordedUpdate(Update(zeros), dict(model.state_dict()), facts))
+
+
+def tiny() -> nn.Module:
+    """Return the model that the update belongs to."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
 
 
 def _model() -> nn.Module:
@@ -189,6 +194,12 @@ def _model() -> nn.Module:
 def _png(side: int = 12) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.arange(side * side * 3, dtype=np.uint8).reshape(side, side, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _grey() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.arange(8, dtype=np.uint8).reshape(2, 4)).save(file, "PNG")
     return file.getvalue()
 
 

@@ -10,12 +10,11 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from campaign.outcomes import Tally
+from campaign.processes import Child, start
 from fedseal.audit.runner import open_run
 from fedseal.core.errors import FedsealError
 
@@ -36,7 +35,7 @@ def kills(count: int, place: Path, seed: int) -> Tally:
     tally, source = Tally("kills"), random.Random(seed)
     reference = place / "reference"
     started = time.monotonic()
-    _start(reference, 1).wait(_LIMIT)
+    assert _start(reference, 1).wait(_LIMIT), "the undisturbed audit did not end"
     took = time.monotonic() - started
     truth = _figures(reference)
     done, number = 0, 0
@@ -53,28 +52,19 @@ def kills(count: int, place: Path, seed: int) -> Tally:
     return tally
 
 
-def _start(directory: Path, workers: int) -> subprocess.Popen[bytes]:
+def _start(directory: Path, workers: int) -> Child:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.yaml").write_text(_SCENARIO)
-    words = ["audit", "scenario.yaml", "--out", "run", "--workers", str(workers)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedseal", *words],
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return start(["audit", "scenario.yaml", "--out", "run", "--workers", str(workers)], directory)
 
 
 def _kill_once(directory: Path, workers: int, which: signal.Signals, after: float) -> None:
-    process = _start(directory, workers)
-    try:
-        process.wait(after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(which)
-        process.wait(60)
+    child = _start(directory, workers)
+    if not child.wait(after):
+        child.send(which)
+        child.wait(60)
     deadline = time.monotonic() + 30
-    while _alive(process.pid) and time.monotonic() < deadline:  # workers notice that their parent is gone
+    while _alive(child.pid) and time.monotonic() < deadline:  # workers notice that their parent is gone
         time.sleep(0.2)
 
 
@@ -108,11 +98,9 @@ def _examine(tally: Tally, part: str, directory: Path, truth: dict[str, tuple[fl
 def _finish(tally: Tally, directory: Path, workers: int, truth: dict[str, tuple[float, ...]]) -> None:
     """Let the same command end, and compare."""
     before = _times(directory)
-    process = _start(directory, workers)
-    try:
-        process.wait(_LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    child = _start(directory, workers)
+    if not child.wait(_LIMIT):
+        child.send(signal.SIGKILL)
         tally.add("resumed", "hang", f"{workers} worker(s)")
         return
     found = _figures(directory)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 import tempfile
 import traceback
 import warnings
@@ -39,8 +40,9 @@ class Tally:
     def add(self, part: str, outcome: str, example: str = "") -> None:
         """Count one attempt."""
         self.counts[part, outcome] += 1
-        if outcome in WRONG:
-            self.examples.setdefault((part, outcome), example)
+        if outcome in WRONG and (part, outcome) not in self.examples:
+            self.examples[part, outcome] = example
+            sys.stderr.write(f"{self.name}, {part}: {outcome}\n{example}\n")
 
     @property
     def tried(self) -> int:
