@@ -19,7 +19,9 @@ from typing import Any
 from fedseal.core.errors import FedsealError
 
 SECONDS = 20
-"""After which an attempt hangs."""
+"""Of computing, after which an attempt hangs; a busy machine is not its fault."""
+PATIENCE = 300
+"""Seconds after which one hangs that does not even compute."""
 MEMORY = 3 << 30
 """Bytes beyond which an attempt has taken too much."""
 WRONG = ("traceback", "hang", "memory", "code executed", "silently wrong")
@@ -106,10 +108,13 @@ def _clock() -> Iterator[None]:
     def ring(number: int, frame: Any) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(SECONDS)
+    before = signal.signal(signal.SIGALRM, ring), signal.signal(signal.SIGPROF, ring)
+    signal.alarm(PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGPROF, before[1])

@@ -35,6 +35,7 @@ def refused(text: str) -> str:
         ("targets: !!python/object/apply:os.system ['true']\n", ("line 1",)),
         ("targets: !!binary '***'\n", ("line 1",)),
         ("data: " + "[" * 1000 + "]" * 1000 + "\n", ("nested more than",)),
+        ("data: " + "[{" * 100_000, ("nested more than",)),
         ("a: &a [*a]\n", ("line 1", "holds itself")),
         ("client: {learning_rate: 0}\n", ("client.learning_rate", "greater than 0")),
         ("client: {learning_rate: .nan}\n", ("client.learning_rate",)),

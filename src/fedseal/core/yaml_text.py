@@ -7,6 +7,7 @@ its constructors raise for a date or a number that is none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import yaml
@@ -19,6 +20,7 @@ MOST_VALUES = 10_000
 DEEPEST = 20
 """Levels of lists and mappings."""
 
+_MOST_OPEN = 200
 _TOO_DEEP = f"lists and mappings are nested more than {DEEPEST} deep"
 
 
@@ -36,6 +38,8 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(text: str, source: str) -> tuple[yaml.Node | None, Any]:
     """Return the nodes and the values of YAML text, or refuse it; `source` names it in messages."""
+    if _open_brackets(text) > _MOST_OPEN:  # PyYAML's scanner takes a time that grows with the square of these
+        raise UsageError(f"{source}: {_TOO_DEEP}.", hint="A scenario needs three levels.")
     try:
         node = yaml.compose(text, Loader=_Loader)
         if node is not None:
@@ -51,6 +55,13 @@ def read_yaml(text: str, source: str) -> tuple[yaml.Node | None, Any]:
         raise UsageError(f"{source}, line {line}: {error.reason}.", hint="Remove the character.") from error
     except RecursionError as error:
         raise UsageError(f"{source}: {_TOO_DEEP}.", hint="A scenario needs three levels.") from error
+
+
+def _open_brackets(text: str) -> int:
+    """Return how many brackets are open at most at one place, those in quotes among them."""
+    steps = {"[": 1, "{": 1, "]": -1, "}": -1}
+    depths = accumulate((steps[letter] for letter in text if letter in steps), lambda depth, step: max(0, depth + step))
+    return max(depths, default=0)
 
 
 def line_of(node: yaml.Node | None, path: list[Any]) -> int | None:
