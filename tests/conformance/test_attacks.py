@@ -36,7 +36,7 @@ CASES = (
     AttackCase("suppression:inversion=ig", Home(clients=2, budget=steps(60), scored=1)),
 )
 ELSEWHERE = {
-    "fedleak-paper": "`fedleak` with other numbers, which does not arrive in a test's budget: test_matching_fidelity.py",
+    "fedleak-paper": "`fedleak` with other numbers, too slow for a small budget: test_matching_fidelity.py",
     "seer": "its model is trained for minutes; tests/attacks/test_seer.py holds it to what is here",
 }
 
