@@ -78,7 +78,7 @@ class Library:
         record = _record(run, key)
         film = self._tensor(run, record, "film.at")
         originals = self._tensor(run, record, "originals")
-        return _finite(
+        plain: dict[str, Any] = _finite(
             record.model_dump(include={"psnr", "ssim", "ranks", "line_up", "notes", "message", "trace", "knowledge"})
             | _trial(record)
             | {
@@ -86,6 +86,7 @@ class Library:
                 "film": [] if film is None else film.tolist(),
             }
         )
+        return plain
 
     def picture(self, identity: str, key: str, kind: str, index: int, frame: int) -> bytes:
         """Return one picture as PNG: an original, what was rebuilt, or a frame of the film."""
@@ -102,7 +103,8 @@ class Library:
 
     def compare(self, before: str, after: str) -> dict[str, Any]:
         """Return what changed between two runs."""
-        return _finite(comparison_data(compare_runs(self._find(before)[1], self._find(after)[1])))
+        plain: dict[str, Any] = _finite(comparison_data(compare_runs(self._find(before)[1], self._find(after)[1])))
+        return plain
 
     def _line(self, directory: Path) -> dict[str, Any]:
         shelved = self._read(directory)
