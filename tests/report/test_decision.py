@@ -105,7 +105,7 @@ def test_labels_persons_and_the_worst_victim_are_told(run: Run) -> None:
     assert "12 of 12 images beyond chance" in bare.victim
     assert topk.images == "recognisable"
     assert noisy.images == "not recognised by the attacks tried"
-    assert "no better than" in noisy.labels
+    assert noisy.labels == "not shown to beat a guess (25 % read, a guess 30 %)"
 
 
 def test_what_is_not_shown_is_never_recommended(run: Run) -> None:
@@ -124,6 +124,14 @@ def test_what_holds_is_recommended_with_its_costs(run: Run) -> None:
     assert decision.advice.defence == "gaussian:sigma=0.01+topk:ratio=0.95"
     assert dict(decision.advice.costs)["Upload of a client per round"] == "4.4 kB instead of 61.3 kB"
     assert "nothing private was found" in decision.headline
+
+
+def test_of_two_that_hold_the_one_that_distorts_less_is_recommended(run: Run) -> None:
+    both = proven(proven(run, "topk:ratio=0.8"), "gaussian:sigma=0.01+topk:ratio=0.95")
+    decision = decide(both, both.verdict())
+    assert decision.advice.defence == "topk:ratio=0.8"
+    assert not any("stronger settings" in step for step in decision.advice.steps)
+    assert "Recommended: topk" in page_one(both).replace(": <wbr>", ": ")
 
 
 def test_many_defences_are_cut_and_counted(make_run: MakeRun) -> None:

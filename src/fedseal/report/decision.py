@@ -213,7 +213,7 @@ def _persons(cells: Sequence[Cell]) -> str:
         return "not tested: too few strangers"
     best = min(picked, key=lambda one: (not one.significant, -one.first.mean))
     counted = f"{best.count} of {best.n} picked out of {best.size}"
-    return counted if best.significant else f"no better than chance ({counted})"
+    return counted if best.significant else f"not shown to beat chance ({counted})"
 
 
 def _labels(cells: Sequence[Cell]) -> str:
@@ -224,7 +224,7 @@ def _labels(cells: Sequence[Cell]) -> str:
     figures = f"{percentage(best.accuracy.mean)} read, a guess {percentage(best.chance)}"
     if best.accuracy.low is None:
         return f"too few to tell ({figures})"
-    return figures if best.leaked else f"no better than a guess ({figures})"
+    return figures if best.leaked else f"not shown to beat a guess ({figures})"
 
 
 def _victim(cells: Sequence[Cell]) -> str:
@@ -275,7 +275,7 @@ def _advice(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Seq
     steps = _steps(run, verdict, kept, exposures)
     if not sound:
         return Advice(None, _no_advice(run, worst), (), steps)
-    best = max(sound, key=lambda row: _accuracy(kept, row.defence)) if kept else min(sound, key=row_severity)
+    best = min(sound, key=lambda row: (-_accuracy(kept, row.defence), _distortion(row), row_severity(row)))
     reason = "no attack got through, and what it sends holds nothing for a better one"
     if best.defence == "none":
         return Advice("none", f"No defence is needed for what was tested: {reason}.", (), steps)
@@ -296,7 +296,7 @@ def _no_advice(run: Run, worst: dict[str, Row]) -> str:
 def _steps(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Sequence[Exposure]) -> tuple[str, ...]:
     steps = []
     rows = [row for row in verdict.judged if not run.is_control(row)]
-    if any(row.state is State.LEAK for row in rows):
+    if any(row.state is State.LEAK for row in rows) and not any(row.state is State.LOW for row in rows):
         steps.append("Try stronger settings of the same defences, or others: `fedseal tradeoff` draws both sides.")
     if any(row.state is State.TOO_FEW for row in rows):
         steps.append(f"Attack at least {FEWEST} batches, better 20: set `targets`.")
@@ -324,6 +324,13 @@ def _steps(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Sequ
 def _noise(run: Run) -> float | None:
     found = [sigma for r in run.readings for level, sigma in r.sigma_for.items() if level == "10" and sigma is not None]
     return max(found, default=None)
+
+
+def _distortion(row: Row) -> float:
+    """Return how far a defence's updates are from the true ones: where no training says it, the sign of its cost."""
+    records = [r for cell in row.cells for r in cell.records]
+    values = [value for r in records if isinstance(value := r.cost.get("gradient_distance"), int | float)]
+    return sum(values) / len(values) if values else float("inf")
 
 
 def _accuracy(kept: dict[str, Utility], defence: str) -> float:

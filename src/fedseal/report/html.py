@@ -81,6 +81,7 @@ def render_html(
     run = redacted_run(run) if redact else run
     verdict = run.verdict()
     worst = worst_cell(verdict.cells)
+    decision = decide(run, verdict, training)
     text = (
         template_environment()
         .get_template("report.html")
@@ -88,12 +89,12 @@ def render_html(
             run=run,
             redact=redact,
             comparison=comparison,
-            decision=decide(run, verdict, training),
+            decision=decision,
             identifiers=IDENTIFIERS,
             rows_shown=max(2, TABLE_ROWS // max(1, len(run.scenarios))),
             version=VERSION,
             verdict=verdict,
-            safest=_safest_defence(verdict),
+            safest=_safest_defence(verdict, decision.advice.defence),
             lead=None if worst is None else build_gallery(run, worst, limit=LEAD_PAIRS, redact=redact),
             parts=[_part(run, matrix, redact) for matrix in matrices(verdict)],
             settings=_settings(run),
@@ -109,14 +110,14 @@ def _names(run: Run) -> set[str]:
     return {record.scenario for record in run.records}
 
 
-def _safest_defence(verdict: Verdict) -> Row | None:
-    """Return the defence with the best news; whatever is not settled is never called safest."""
+def _safest_defence(verdict: Verdict, recommended: str | None) -> Row | None:
+    """Return the defence that is recommended, else that with the best news; what is not settled is never called so."""
     worst: dict[str, Row] = {}
     for row in verdict.judged:
         if row.defence != "none":
             worst[row.defence] = max(worst.get(row.defence, row), row, key=row_severity)
     settled = [row for row in worst.values() if row.state is not None and row.state.settled]
-    return min(settled, key=row_severity, default=None)
+    return worst.get(recommended or "") or min(settled, key=row_severity, default=None)
 
 
 def _worst_first(findings: Iterable[Finding]) -> list[Finding]:
