@@ -40,7 +40,7 @@ WORK = {"lenet": (2, 32), "resnet18": (1, 8)}
 """Local steps and batch size per model."""
 GROWTH = (10, 100, 1000)
 LIMIT_LOOP, LIMIT_FLOWER = 1.5, 3.0
-SEALED_WORK = {"lenet": (2, 50, 32), "resnet18": (2, 32, 16)}
+SEALED_WORK = {"lenet": (2, 50, 32), "resnet18": (1, 32, 16)}
 """Clients, local steps and batch size per model of the federation that is sealed."""
 LIMIT_SEALED = 1.05
 FLOWER = {"as shipped": 2, "with one core a client": 1}
