@@ -273,16 +273,6 @@ class Sorted(Defence):
         return {name: t.flatten().sort().values.view_as(t) for name, t in update.items()}
 
 
-class Silent(Defence):
-    """Sends nothing but zeros, and says so."""
-
-    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
-        return {name: torch.zeros_like(t) for name, t in update.items()}
-
-    def attacker_view(self) -> AttackerView:
-        return AttackerView(self.name, channel=Channel(lambda update, seen: {n: 0 * t for n, t in update.items()}))
-
-
 class AlwaysTheSame(Defence):
     """Trains on one picture of noise, whatever the client has."""
 
@@ -346,7 +336,6 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
     ("planted-wrapped", Wrapped),
     ("planted-scaled", Scaled),
     ("planted-sorted", Sorted),
-    ("planted-silent", Silent),
     ("planted-always-the-same", AlwaysTheSame),
     ("planted-heavy-tails", HeavyTails),
 )

@@ -85,7 +85,6 @@ SAFE = (
     "planted-random-vector",
     "planted-other-data",
     "planted-shouting",
-    "planted-silent",
     "planted-always-the-same",
     "planted-heavy-tails",
 )
