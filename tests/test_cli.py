@@ -133,7 +133,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--data", "folder:nowhere"), ("nowhere",)),
         (("--batch-size", "0"), ("'client.batch_size'", "0")),
         (("--targets", "0"), ("'targets'", "0")),
-        (("--targets", "9999"), ("9999 targets", "faces leaves 70")),
+        (("--targets", "9999"), ("9999 targets", "faces leaves")),
         (("--iterations", "0"), ("'iterations'", "0")),
         (("--fail-on", "extreme"), ("'extreme'", "low, medium, high, very-high")),
         (("--device", "quantum"), ("'quantum'", "--device cpu")),
