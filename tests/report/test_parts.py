@@ -162,18 +162,20 @@ def test_all_reports_are_written(run: Run, tmp_path: Path) -> None:
         "html": "report.html",
         "json": "report.json",
         "junit": "junit.xml",
+        "sarif": "report.sarif",
     }
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "junit.xml",
         "report.html",
         "report.json",
+        "report.sarif",
     ]
     assert "<failure" in paths["junit"].read_text(encoding="utf-8")
     assert "data:image" not in paths["html"].read_text(encoding="utf-8")
 
 
 def test_hostile_text_is_written(hostile: Run, tmp_path: Path) -> None:
-    assert len(write_reports(hostile, tmp_path, redact=False, fail_on=None)) == 3
+    assert len(write_reports(hostile, tmp_path, redact=False, fail_on=None)) == 4
 
 
 def test_a_directory_that_cannot_be_made_is_named(run: Run, tmp_path: Path) -> None:
