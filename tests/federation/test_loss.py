@@ -91,6 +91,8 @@ def test_what_makes_no_sense_under_a_loss_is_refused_in_words() -> None:
     classes, values, flags = torch.tensor([0, 1, 2]), torch.tensor([[0.5], [2.0]]), torch.tensor([[0.0, 1], [1, 1]])
     with pytest.raises(InputError, match=r"3 classes, the model 2 output"):
         as_targets(classes, 3, 2, "cross-entropy")
+    with pytest.raises(InputError, match="one class: there is nothing to tell apart"):
+        as_targets(torch.zeros(3, dtype=torch.long), 1, 1, "cross-entropy")
     with pytest.raises(InputError, match=r"3 classes, the model 1 output"):
         as_targets(classes, 3, 1, "bce")
     with pytest.raises(InputError, match=r"one class per image, the data has 1 values.*loss: mse"):

@@ -189,6 +189,11 @@ def as_targets(labels: Tensor, classes: int, outputs: int, loss: str) -> Tensor:
         loss: its name.
     """
     kind = training_loss(loss).target
+    if labels.ndim == 1 and kind != "values" and max(classes, outputs) < 2:
+        raise InputError(
+            "the data has one class: there is nothing to tell apart.",
+            hint="Add images of another class, or give the model its real number of outputs.",
+        )
     if labels.ndim == 1 and (kind == "class" or (kind == "flags" and outputs == 1)):
         if outputs >= classes or (outputs == 1 and classes == 2):
             return labels
