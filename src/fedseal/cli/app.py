@@ -75,6 +75,8 @@ def _words(error: Exception) -> str:
 
 
 def _flush() -> None:
+    if sys.stdout is None:  # closed before the start
+        return
     try:
         sys.stdout.flush()
     except OSError as error:
