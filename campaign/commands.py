@@ -88,7 +88,7 @@ _FILES = {
         f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
     ),
     "loss.yaml": "loss: crossentropy\n",
-    "fit.yaml": "data: faces:size=8\nloss: bce\nmodel: campaign_nets:two\n",
+    "fit.yaml": "data: digits:size=8\nmodel: campaign_nets:two\n",
     "text.npz": "images, labels\n",
     "campaign_nets.py": _NETS + "\ndef two():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))\n",
 }
