@@ -207,7 +207,9 @@ def test_a_watcher_hears_the_doctor(tmp_path: Path):
     watcher = Recording()
     run = run_audit([scenario(client={"dtype": "float16"})], tmp_path, watcher=watcher)
     expected = [f"{found.severity}: {found.topic}: {found.text}" for found in run.findings["audit"]]
-    assert watcher.remarks == expected != []
+    *remarks, estimate = watcher.remarks
+    assert remarks == expected != []
+    assert estimate.startswith("note: estimate: about ")
 
 
 def test_a_renamed_scenario_keeps_its_results_under_its_new_name(tmp_path: Path):

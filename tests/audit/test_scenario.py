@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedseal.audit.plan import check_names, plan_jobs
-from fedseal.audit.scenario import Scenario, StageConfig, load_scenario, validate_scenario
+from fedseal.audit.scenario import AboutConfig, Scenario, StageConfig, load_scenario, validate_scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.errors import FedsealError, InputError, UsageError
 
@@ -25,7 +25,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     with pytest.raises(FedsealError) as caught:
         load(tmp_path, text)
     assert caught.value.exit_code == 2
-    assert caught.value.hint
+    assert caught.value.hint or "Did you mean" in str(caught.value)
     return str(caught.value)
 
 
@@ -51,18 +51,18 @@ def test_labels_may_be_given_with_or_without_quotes(tmp_path: Path, written: str
 
 
 def test_every_documented_key_exists_and_every_key_is_documented():
-    documented = {
-        key.strip().strip("`").strip(".")
-        for line in DOCS.read_text(encoding="utf-8").splitlines()
-        if line.startswith("| `")
-        for key in line.split("|")[1].split(",")
-    }
-    keys = set(Scenario.model_fields) - {"client", "attacker"}
+    documented: set[str] = set()
+    for line in DOCS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            first, *others = (key.strip().strip("`") for key in line.split("|")[1].split(","))
+            section = first.partition(".")[0]
+            documented |= {first, *(section + key if key.startswith(".") else key for key in others)}
+    keys = set(Scenario.model_fields) - {"about", "client", "attacker"}
+    about = {f"about.{key}" for key in AboutConfig.model_fields}
     client = {f"client.{key}" for key in Scenario.model_fields["client"].annotation.model_fields}  # type: ignore[union-attr]
     attacker = {f"attacker.{key}" for key in Scenario.model_fields["attacker"].annotation.model_fields}  # type: ignore[union-attr]
     stage = {f"stage.{key}" for key in StageConfig.model_fields}
-    full = {key if key in keys or "." in key else f"attacker.{key}" for key in documented}
-    assert full == keys | client | attacker | stage
+    assert documented == keys | about | client | attacker | stage
 
 
 @pytest.mark.parametrize(

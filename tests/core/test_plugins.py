@@ -136,7 +136,7 @@ def test_an_instance_is_copied_for_every_client(theirs: str):
         (ATTACKS, "their_methods:explodes", ("building the attack", "RuntimeError: no fuse")),
         (ATTACKS, "their_methods:Gray", ("no attribute 'Gray'", "'Grey'")),
         (ATTACKS, "their_methods:Grey:levle=1", ("no option 'levle'", "'level'")),
-        (ATTACKS, "their_methods:Grey:level=high", ("'level'", "'high'", "float")),
+        (ATTACKS, "their_methods:Grey:level=high", ("'level'", "'high'", "number")),
         (ATTACKS, "their_methods:Sign", ("returned Sign", "not a fedseal.Attack")),
         (DEFENCES, "their_broken:Anything", ("importing 'their_broken' failed", "ZeroDivisionError")),
         (DEFENCES, "nowhere.at_all:Sign", ("cannot import 'nowhere.at_all'", "PYTHONPATH")),

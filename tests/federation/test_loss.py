@@ -221,5 +221,5 @@ def test_accuracy_of_one_logit_counts_its_sign() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False))
     nn.init.ones_(model[1].weight)  # type: ignore[arg-type]
     batch = Batch(torch.tensor([0.5, 0.0, 1.0]).view(3, 1, 1, 1), torch.tensor([1, 0, 0]))
-    accuracy, _ = evaluate(model, batch, IDENTITY, loss="bce")
-    assert accuracy == pytest.approx(2 / 3)
+    measured = evaluate(model, batch, IDENTITY, loss="bce")
+    assert measured.accuracy == pytest.approx(2 / 3)

@@ -66,7 +66,7 @@ class Picky(nn.Module):
 
 class Talkative(Net):
     def forward(self, x):
-        return {"logits": super().forward(x)}
+        return {"answer": super().forward(x), "doubt": super().forward(x)}
 
 def too_narrow():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
@@ -181,7 +181,7 @@ def test_layers_that_give_tuples_are_understood():
         ("lenett", ("no model called 'lenett'", "'lenet'", "package.module:attribute")),
         ("lenet:inti=default", ("no option 'inti'", "'init'")),
         ("lenet:init=wide", ("'init'", "'wide'", "wide-uniform")),
-        ("mlp:width=-5", ("mlp:width=-5", "negative dimension")),
+        ("mlp:width=-5", ("'width'", "'mlp'", "'-5'", "greater than or equal to 1")),
         ("no_such_package.nets:Net", ("cannot import 'no_such_package.nets'", "PYTHONPATH")),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_users_instance_is_not_changed(nets: str):
         ("needs_more", ("needs 'depth'", ":needs_more:depth=VALUE")),
         ("broken", ("KeyError", "no such layer")),
         ("Picky", ("AssertionError", "99 channels please", "[3, 2, 2]")),
-        ("Talkative", ("dict", "[B, 5]")),
+        ("Talkative", ("answer [2, 5]", "doubt [2, 5]", "`output`")),
         ("too_narrow", ("[2, 4]", "5 classes")),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_run_may_ask_for_what_is_strong_enough(policy: Policy, asked: str | No
         ("topk+none", "ratio"),
         ("topk:ratio=0.9+none", "does not allow the defence 'none'"),
         ("os:abort", "does not allow the defence 'os'"),
-        ("topk:ratio=nan", "ratio at least"),
+        ("topk:ratio=nan", "cannot be 'nan'"),
         (7, "not a text"),
         (True, "not a text"),
     ],

@@ -18,6 +18,8 @@ Count = Annotated[int, Ge(1), Le(LARGEST)]
 """How many; at least one."""
 Layers = Annotated[int, Ge(1), Le(256)]
 """How deep a network is; each layer is an object of its own."""
+Hidden = Annotated[int, Ge(0), Le(256)]
+"""How many of them are hidden; none is a linear model."""
 Width = Annotated[int, Ge(1), Le(16384)]
 """How wide one is."""
 Place = Annotated[int, Ge(-1), Le(LARGEST)]

@@ -42,22 +42,22 @@ class RoundConfig:
         learning_rate: of those steps.
         bn_mode: batch normalisation with running (`eval`) or batch statistics.
         train_mode: whether dropout and the like are active.
-        loss: that clients minimise (`federation.loss`).
         loss_reduction: over the batch.
         normalisation: between images and model.
         momentum: of the local steps; every round starts without any.
         upload: what is sent; `auto` is the gradient after one step and the weight change after more.
+        loss: that clients minimise (`federation.loss`).
     """
 
     local_steps: int = 1
     learning_rate: float = 0.1
     bn_mode: BNMode = "eval"
     train_mode: bool = False
-    loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalisation: Normalisation = IDENTITY
     momentum: float = 0.0
     upload: Literal["auto", "gradient", "delta"] = "auto"
+    loss: str = CROSS_ENTROPY
 
     def __post_init__(self) -> None:
         if self.upload == "gradient" and self.local_steps > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedseal.core.ranges import Layers, Width
+from fedseal.core.ranges import Hidden, Width
 from fedseal.core.registry import Info
 from fedseal.models.layers import Activation, activation_module
 from fedseal.models.registry import MODELS
@@ -15,7 +15,7 @@ def mlp(
     input_shape: tuple[int, int, int],
     num_classes: int,
     width: Width = 256,
-    depth: Layers = 2,
+    depth: Hidden = 2,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build `depth` hidden layers of `width` units."""

@@ -44,7 +44,7 @@ from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
-from fedseal.core.ranges import Count
+from fedseal.core.ranges import Width
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
@@ -164,7 +164,7 @@ class ImprintAttack(ReadingAttack):
 
     def __init__(
         self,
-        bins: Count = 256,
+        bins: Width = 256,
         statistic: Statistic = "mean",
         mode: int = 32,
         sparse: bool = False,

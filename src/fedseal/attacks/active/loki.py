@@ -44,6 +44,7 @@ from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
+from fedseal.core.ranges import Width
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 
@@ -141,7 +142,9 @@ class LokiAttack(ReadingAttack):
 
     any_loss: ClassVar[bool] = True
 
-    def __init__(self, bins: int = 256, csf: float = 500.0, rescale: Rescale = "minmax", gain: float = 1000.0) -> None:
+    def __init__(
+        self, bins: Width = 256, csf: float = 500.0, rescale: Rescale = "minmax", gain: float = 1000.0
+    ) -> None:
         if not (0 < csf < math.inf and 0 < gain < math.inf):
             raise InputError(f"csf and gain must be positive, got {csf:g} and {gain:g}.")
         self._edges = bin_edges(bins, "normal")
