@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -206,10 +207,10 @@ def test_a_model_without_double_backward_is_named(observe: Callable) -> None:
 def test_a_start_that_diverges_is_discarded_and_counted(toy_net: Callable, observe: Callable) -> None:
     observation, _ = observe(toy_net(0))
     with pytest.raises(TrialError, match="diverged"):
-        ATTACKS.build("bayes:iterations=30,lr=1e30,tv=1e30").run(observation)
+        replace(ATTACKS.build("bayes:iterations=30"), lr=1e30, tv=1e30).run(observation)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("spec", ["ig:restarts=0", "idlg:iterations=0", "fedleak-artifact:median=4"])
 def test_options_without_meaning_are_refused_at_once(spec: str) -> None:
-    with pytest.raises(UsageError, match="must be"):
+    with pytest.raises(UsageError, match=r"must be|should be"):
         ATTACKS.build(spec)
