@@ -344,7 +344,17 @@ def test_lists(fedseal: Command, kind: str):
     entries = json.loads(fedseal("list", kind, "--json").out)
     assert [entry["name"] for entry in entries] == sorted(entry["name"] for entry in entries)
     for entry in entries:
-        assert set(entry) == {"name", "summary", "paper", "threat", "needs", "strengths", "options", "origin"}
+        assert set(entry) == {
+            "name",
+            "summary",
+            "paper",
+            "threat",
+            "threat_class",
+            "needs",
+            "strengths",
+            "options",
+            "origin",
+        }
         assert entry["summary"]
         assert not {"input_shape", "num_classes", "data_root"} & set(entry["options"])
     table = fedseal("list", kind)

@@ -122,7 +122,7 @@ class World:
 
         from fedseal.nvflare import DefenceFilter
 
-        monkeypatch.setattr("fedseal.nvflare.generator", lambda *path: self.streams.round(0, 0))
+        monkeypatch.setattr("fedseal.nvflare.defend.generator", lambda *path: self.streams.round(0, 0))
         own = plain_update(self.model, self.batches(0), self.config, generator(0), client="client-0").tensors
         context = FLContext()
         context.set_prop(ReservedKey.IDENTITY_NAME, "client-0", private=False, sticky=False)

@@ -119,7 +119,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "torn.npz"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=r"torn\.npz is not a readable numpy archive"):
+    with pytest.raises(InputError, match=r"torn\.npz is (no|not a readable) numpy archive"):
         npz(file)
 
 
@@ -134,7 +134,7 @@ def test_a_torn_archive_is_named(tmp_path: Path) -> None:
 
 def test_a_single_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", HWC)
-    with pytest.raises(InputError, match="holds a single array"):
+    with pytest.raises(InputError, match=r"one\.npy is no numpy archive"):
         npz(tmp_path / "one.npy")
 
 

@@ -192,7 +192,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         deal(f"file:{tmp_path / 'missing.json'}", 2)
     (tmp_path / "pickled.npz").write_bytes(b"\x80\x04K\x01.")
-    with pytest.raises(InputError, match="holds no partition"):
+    with pytest.raises(InputError, match=r"pickled\.npz is no numpy archive"):
         deal(f"file:{tmp_path / 'pickled.npz'}", 2)
 
 
@@ -200,7 +200,7 @@ def test_options_are_checked() -> None:
     with pytest.raises(InputError, match="cannot deal 300 images to 301 clients"):
         deal("iid", 301)
     for spec in ("dirichlet:alpha=0", "classes:per_client=0", "quantity:power=-1", "total-variation:strength=2"):
-        with pytest.raises(UsageError, match="needs"):
+        with pytest.raises(UsageError, match=r"needs|cannot be"):
             deal(spec)
     with pytest.raises(UsageError, match="'dirichlet'"):
         deal("dirichle")

@@ -204,7 +204,7 @@ def test_sets_of_other_models_are_refused():
 
 @pytest.mark.parametrize("options", ["k1=0.2,k=0.2", "k1=-0.1", "k1=0.3,k=0.8", "k=0"])
 def test_shares_that_cannot_be_are_refused(options: str):
-    with pytest.raises(UsageError, match="k1 < k"):
+    with pytest.raises(UsageError, match=r"k1 < k|'k1' of the defence 'adgp' cannot be"):
         build_defence(f"adgp:{options}")
 
 

@@ -35,14 +35,19 @@ def gradients(apart: float) -> tuple[Tensors, Tensors]:
     return {name: t + apart * direction[name] / length for name, t in observed.items()}, observed
 
 
+def tenth(observed: Tensors) -> float:
+    """A radius that no upload changes."""
+    return 0.1
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.05, 0.0999])
 def test_inside_the_ball_nothing_contradicts_the_upload(apart: float):
     gradient, observed = gradients(apart)
-    simulated = into_the_ball(0.1)(gradient, observed)
+    simulated = into_the_ball(tenth)(gradient, observed)
     assert float((flatten(simulated) - flatten(observed)).norm()) == pytest.approx(0, abs=1e-15)
 
     def objective(dummy: Tensors) -> Tensor:
-        return (flatten(into_the_ball(0.1)(dummy, observed)) - flatten(observed)).square().sum()
+        return (flatten(into_the_ball(tenth)(dummy, observed)) - flatten(observed)).square().sum()
 
     assert all(bool((slope == 0).all()) for slope in grad(objective)(gradient).values())
 
@@ -50,19 +55,19 @@ def test_inside_the_ball_nothing_contradicts_the_upload(apart: float):
 @pytest.mark.parametrize("apart", [0.11, 1.0, 30.0])
 def test_outside_the_distance_is_the_hinge(apart: float):
     gradient, observed = gradients(apart)
-    simulated = into_the_ball(0.1)(gradient, observed)
+    simulated = into_the_ball(tenth)(gradient, observed)
     assert float((flatten(simulated) - flatten(observed)).norm()) == pytest.approx(apart - 0.1)
 
 
 def test_app_m_solves_its_equation_and_stays_where_the_upload_is():
     _, observed = gradients(1.0)
     scale = torch.rand(17, generator=generator(1)).double() + 0.1
-    found = flatten(on_the_sphere(scale, 0.1)(observed))
+    found = flatten(on_the_sphere(scale, tenth)(observed))
     seen = flatten(observed)
     weights = scale * seen.abs()
     weights = weights / weights.mean()
     assert float((weights * (found - seen).square()).sum()) == pytest.approx(0.01, rel=1e-6)
-    assert torch.equal(found, flatten(on_the_sphere(scale, 0.1)(observed)))
+    assert torch.equal(found, flatten(on_the_sphere(scale, tenth)(observed)))
 
 
 def played(defence: Refiner, batch: Batch, local_steps: int = 1) -> Tensors:
@@ -86,7 +91,7 @@ def reach(view: AttackerView, observed: Tensors) -> float:
 
 def test_the_ball_is_in_the_units_of_the_update():
     for steps, radius in ((1, 0.1), (3, 0.1 * 3 * 0.05)):
-        defence = Refiner(t=1)
+        defence = Refiner(t=1, epsilon=0.1)
         sent = played(defence, faces(1), steps)
         assert reach(defence.attacker_view(), sent) == pytest.approx(radius, rel=1e-3)
 
@@ -115,7 +120,7 @@ def test_the_prior_prefers_what_is_no_noise():
 
 
 def test_app_m_is_a_reading_and_nothing_else():
-    defence = Refiner(t=1, adaptive="appendix-m")
+    defence = Refiner(t=1, epsilon=0.1, adaptive="appendix-m")
     sent = played(defence, faces(1))
     view = defence.attacker_view()
     assert view.parameters["attack"] == "appendix-m"

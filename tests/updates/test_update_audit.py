@@ -410,7 +410,7 @@ class TestMistakes:
                 ("--before", "weights.safetensors", "--after", "weights.safetensors", "--input-shape", "3,32,32"),
                 "are not those of mlp",
             ),
-            (("--update", "r", "--original", "missing.png"), "cannot be read as a picture"),
+            (("--update", "r", "--original", "missing.png"), "missing.png is not a file"),
             (("--update", "r", "--original", "plain.safetensors"), "hold no float tensor `images`"),
             (("--update", "r", "--attack", "magic"), "no attack called 'magic'"),
             (("--update", "r", "--defence", "magic"), "no defence called 'magic'"),

@@ -84,7 +84,7 @@ def check_record(record: TrialRecord) -> None:
     """Refuse a record whose parts are not of one trial, or whose figures are none; raises `ValueError`."""
     images = len(record.psnr)
     per_image: list[Sequence[float] | None] = [record.ssim, record.mse, record.lpips, record.psnr_best]
-    per_image += [record.psnr_fed, record.line_up, *record.ranks.values()]
+    per_image += [record.line_up, *record.ranks.values()]
     per_image += [*record.baselines.values(), *record.metrics.values()]
     lengths = {len(values) for values in per_image if values}
     figures = [*record.psnr, *record.ssim, *record.mse, *(v for values in record.baselines.values() for v in values)]
