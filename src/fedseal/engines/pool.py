@@ -76,9 +76,10 @@ class PoolEngine:
             _serve_all(crew, deque(enumerate(tasks)), len(tasks), handle)
         finally:
             for worker in crew:
-                worker.line.close()
                 worker.process.terminate()
+            for worker in crew:
                 worker.process.join()
+                worker.line.close()
 
 
 def _hire(make_work: MakeWork) -> _Worker:
@@ -116,10 +117,11 @@ def _serve_all(crew: Sequence[_Worker], waiting: deque[tuple[int, Any]], tasks: 
 
 
 def _send(line: Any, message: Any) -> None:
+    """Send to somebody who may be gone: the parent's next `hear` says what became of a worker, and nobody hears an orphan."""
     try:
         line.send(message)
     except (BrokenPipeError, ConnectionResetError):
-        return  # the next `hear` says what became of the worker
+        return
 
 
 @contextmanager
@@ -149,9 +151,9 @@ def _serve(make_work: MakeWork, line: Connection, parent: int) -> None:
                 line.send(Started(index))
                 line.send(Finished(index, work(task, partial(_report, line, index))))
     except FedsealError as error:
-        line.send(error)
+        _send(line, error)
     except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        line.send(RuntimeError("a worker process failed:\n" + traceback.format_exc()))
+        _send(line, RuntimeError("a worker process failed:\n" + traceback.format_exc()))
     line.close()
 
 
