@@ -180,6 +180,16 @@ def test_labels_are_a_reading_of_their_own():
     assert only(given, reading(12.0)).state is State.LOW
 
 
+def test_labels_read_by_everybody_leak_however_many_attackers_read_them():
+    """Eight of eight where a guess has 54 % is p = 0.007: a leak also where two kinds of attacker were tried."""
+    read = {"label_accuracy": 1.0, "label_chance": 0.54}
+    for awareness in ([False], [False, True]):
+        records = [r for aware in awareness for r in around(8.0, 8, chance=9.0, aware=aware, **read)]
+        (row,) = judge(records).rows
+        assert row.labels is not None
+        assert row.labels.leaked
+
+
 def test_low_needs_the_ideal_reading_or_a_proof():
     records = around(8.0, chance=12.0)
     assert only(records).state is State.NO_POWER  # nothing was computed: never low

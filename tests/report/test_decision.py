@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import fedseal
 from fedseal.audit.run import Run
@@ -16,6 +18,7 @@ from fedseal.report.decision import ROWS_SHOWN, decide
 from fedseal.report.html import render_html
 from fedseal.report.identifiers import IDENTIFIERS, TAGS
 from fedseal.report.servers import CURIOUS, MALICIOUS
+from fedseal.report.terminal import render_terminal
 from fedseal.report.write import training_beside
 
 MakeRun = Callable[..., Run]
@@ -179,3 +182,31 @@ def test_names_of_others_are_written_as_they_write_them() -> None:
 @pytest.mark.parametrize("heading", ["(a)", "(b)", "(c)", "(d)"])
 def test_every_heading_of_an_impact_assessment_is_there(run: Run, heading: str) -> None:
     assert f">{heading} " in render_html(run)
+
+
+def test_every_place_tells_the_best_reading_of_labels_and_line_ups(make_run: MakeRun) -> None:
+    """One who knows the defence may read labels better and point worse: each figure is the best of them, everywhere."""
+    run = make_run()
+    defence = next(row.defence for row in run.verdict().rows if len({cell.aware for cell in row.cells}) == 2)
+    records = [
+        r.model_copy(update={"label_accuracy": 1.0 if r.aware else 0.0, "label_chance": 0.1})
+        if r.defence == defence and r.status == "ok"
+        else r
+        for r in run.records
+    ]
+    run = replace(run, records=tuple(records))
+    row = next(row for row in run.verdict().rows if row.defence == defence)
+    assert row.labels is not None
+    assert row.labels.accuracy.mean == 1.0
+    assert row.picked is not None
+    assert row.picked.count == max(cell.picked.count for cell in row.cells if cell.picked is not None)
+    html = render_html(run)
+    said = re.findall(r'data-label="Labels">([^<]*)<', html)
+    mine = [text for text in said if "100 %" in text]
+    assert "100 % read, a guess 10 %" in mine
+    assert "100 % (guess 10 %)" in mine
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render_terminal(run))
+    assert isinstance(console.file, io.StringIO)
+    (line,) = [line for line in console.file.getvalue().splitlines() if line.strip().startswith(f"{defence}: ")]
+    assert "labels 100 % (guess 10 %)" in line

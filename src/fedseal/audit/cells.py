@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -209,9 +210,31 @@ class Row:
         return next((cell.proven for cell in self.cells if cell.proven is not None), None)
 
     @property
+    def picked(self) -> Picked | None:
+        """The best line-up of all its attackers."""
+        return best_picked(self.cells)
+
+    @property
+    def labels(self) -> Labels | None:
+        """The best reading of labels of all its attackers."""
+        return best_read(self.cells)
+
+    @property
     def seconds(self) -> float:
         """Processor time of all its attacks."""
         return sum(cell.seconds for cell in self.cells)
+
+
+def best_picked(cells: Sequence[Cell]) -> Picked | None:
+    """Return the line-up that shows most, over cells; None where strangers were too few in all of them."""
+    known = [cell.picked for cell in cells if cell.picked is not None]
+    return min(known, key=lambda one: (not one.significant, -one.first.mean), default=None)
+
+
+def best_read(cells: Sequence[Cell]) -> Labels | None:
+    """Return the labels read best, over cells; None where the attacker was given them."""
+    known = [cell.labels for cell in cells if cell.labels is not None]
+    return max(known, key=lambda one: (one.leaked, one.accuracy.mean), default=None)
 
 
 def row_severity(row: Row) -> tuple[int, int, float]:

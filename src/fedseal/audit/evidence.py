@@ -20,7 +20,7 @@ to be the closest of all, so that any of n originals beats all n (N - 1) strange
 ORACLE_MARGIN_DB = 3.0
 """How far above every guess, also those that look at the original, where strangers are too few to compare with."""
 
-LABEL_ALPHA = 0.01
+LABEL_ALPHA = 0.02
 """Family-wise significance of labels that are read better than guessed, over all attacks on a defence."""
 
 FAILED_DB = 3.0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedseal.audit.cells import Cell, Decider, Row, row_severity
 from fedseal.audit.levels import STATE_WORDS, State
+from fedseal.metrics.picked import Picked
 
 DECIDER_WORDS: dict[Decider, str] = {
     "found": "by what an attack found",
@@ -59,11 +60,10 @@ def _unsettled_words(state: State) -> str:
     return {State.NOT_SHOWN: "not shown", State.NO_POWER: "not known (no power)"}.get(state, "not known (too few)")
 
 
-def picked_words(cell: Cell) -> str:
+def picked_words(one: Picked | None) -> str:
     """Return `picked out of 200: 7 of 8 (chance 0.5 %)`, or nothing where strangers were too few."""
-    if cell.picked is None:
+    if one is None:
         return ""
-    one = cell.picked
     return f"picked out of {one.size}: {one.count} of {one.n} (chance {100 * one.chance:.2g} %)"
 
 
@@ -91,10 +91,10 @@ def _leak(cell: Cell) -> str:
             f"the best at {cell.victims.best_psnr:.1f} dB PSNR"
         )
     if cell.decided == "singled out":
-        return f"{picked_words(cell)}, from what {who} using {method} rebuilds at {cell.psnr.mean:.1f} dB PSNR"
+        return f"{picked_words(cell.picked)}, from what {who} using {method} rebuilds at {cell.psnr.mean:.1f} dB PSNR"
     text = f"{who} using {method} rebuilds its images at {cell.psnr.mean:.1f} dB PSNR"
     guess = "" if cell.baseline_psnr is None else f" (guessing without the update gives {cell.baseline_psnr:.1f})"
-    return text + guess + (f"; {picked_words(cell)}" if cell.picked is not None else "")
+    return text + guess + (f"; {picked_words(cell.picked)}" if cell.picked is not None else "")
 
 
 def _nothing_held(cell: Cell) -> str:

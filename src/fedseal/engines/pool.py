@@ -117,7 +117,7 @@ def _serve_all(crew: Sequence[_Worker], waiting: deque[tuple[int, Any]], tasks: 
 
 
 def _send(line: Any, message: Any) -> None:
-    """Send to somebody who may be gone: the parent's next `hear` says what became of a worker, and nobody hears an orphan."""
+    """Send to somebody who may be gone: the parent's next `hear` tells of a lost worker, and nobody hears an orphan."""
     try:
         line.send(message)
     except (BrokenPipeError, ConnectionResetError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedseal.audit.cells import Cell, Row, row_severity
+from fedseal.audit.cells import Cell, Row, best_picked, best_read, row_severity
 from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
@@ -208,19 +208,17 @@ def _images(cells: Sequence[Cell]) -> str:
 
 
 def _persons(cells: Sequence[Cell]) -> str:
-    picked = [cell.picked for cell in cells if cell.picked is not None]
-    if not picked:
+    best = best_picked(cells)
+    if best is None:
         return "not tested: too few strangers"
-    best = min(picked, key=lambda one: (not one.significant, -one.first.mean))
     counted = f"{best.count} of {best.n} picked out of {best.size}"
     return counted if best.significant else f"not shown to beat chance ({counted})"
 
 
 def _labels(cells: Sequence[Cell]) -> str:
-    known = [cell.labels for cell in cells if cell.labels is not None]
-    if not known:
+    best = best_read(cells)
+    if best is None:
         return "not tested: the attacker was given them"
-    best = max(known, key=lambda one: (one.leaked, one.accuracy.mean))
     figures = f"{percentage(best.accuracy.mean)} read, a guess {percentage(best.chance)}"
     if best.accuracy.low is None:
         return f"too few to tell ({figures})"

@@ -97,7 +97,7 @@ def _scores(cell: Cell) -> list[str]:
         f"risk: {cell.standing.words}" + (f", {DECIDER_WORDS[cell.decided]}" if cell.decided else ""),
         f"PSNR: {number(cell.psnr.mean)} dB ({span(cell.psnr)}), n = {cell.psnr.n}",
         f"best guess: {cell.baseline}, {number(cell.baseline_psnr)} dB",
-        f"singled out: {picked_words(cell) or 'too few strangers'}",
+        f"singled out: {picked_words(cell.picked) or 'too few strangers'}",
         f"labels: {label_words(cell.labels)}",
         f"ideal: {ideal_words(cell.ideal)}",
         f"proven: {cell.proven.sentence() if cell.proven is not None else 'nothing'}",

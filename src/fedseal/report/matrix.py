@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedseal.audit.cells import Cell, Row, Standing
+from fedseal.audit.cells import Cell, Row, Standing, best_picked, best_read
+from fedseal.audit.evidence import Labels
 from fedseal.audit.verdict import Verdict
+from fedseal.metrics.picked import Picked
 from fedseal.store.records import TrialRecord
 
 
@@ -39,6 +41,16 @@ class Square:
     def standing(self) -> Standing | None:
         """The level of the worst cell, or the state that has none."""
         return self.worst.standing if self.worst else None
+
+    @property
+    def picked(self) -> Picked | None:
+        """The better line-up of its attackers."""
+        return best_picked(self.cells)
+
+    @property
+    def labels(self) -> Labels | None:
+        """The better reading of labels of its attackers."""
+        return best_read(self.cells)
 
     @property
     def refusals(self) -> tuple[TrialRecord, ...]:

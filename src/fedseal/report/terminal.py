@@ -100,9 +100,9 @@ def _readings(row: Row) -> list[Text]:
     cell = row.worst
     if cell is None:
         return []
-    parts = [picked_words(cell)] if cell.picked is not None else []
-    if cell.labels is not None:
-        parts.append(f"labels {label_words(cell.labels)}")
+    parts = [picked_words(row.picked)] if row.picked is not None else []
+    if row.labels is not None:
+        parts.append(f"labels {label_words(row.labels)}")
     if cell.victims is not None and cell.victims.count:
         parts.append(f"{cell.victims.count} of {cell.victims.n} images beyond chance")
     parts.append(f"ideal {ideal_words(row.ideal)}")
