@@ -47,6 +47,7 @@ from fedseal.metrics.matching import hungarian
 from fedseal.preparation import forget
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "results" / "auto.md"
 CLOSED = ("retrieval", "learned", "rgap")
 SEARCHES = ("ig", "ig:tv=0.05,schedule=cosine")
 SINGLE = (*CLOSED, *SEARCHES)
@@ -76,11 +77,11 @@ class Network:
 
 
 NETWORKS = {
-    "lenet-relu": Network("lenet-relu", {1: 600, 4: 300}, 500, 1000),
-    "lenet": Network("lenet:init=wide-uniform", {1: 600, 4: 300}, 500, 1000),
-    "vit-tiny": Network("vit-tiny", {1: 80, 4: 40}, 200, 80),
-    "resnet10": Network("resnet10:width=64", {1: 40, 4: 20}, 200, 80),
-    "convnet": Network("convnet", {1: 40, 4: 20}, 200, 80),
+    "lenet-relu": Network("lenet-relu", {1: 200, 4: 100}, 500, 1000),
+    "lenet": Network("lenet:init=wide-uniform", {1: 200, 4: 100}, 500, 1000),
+    "vit-tiny": Network("vit-tiny", {1: 40, 4: 20}, 200, 80),
+    "resnet10": Network("resnet10:width=64", {1: 16, 4: 8}, 200, 80),
+    "convnet": Network("convnet", {1: 8, 4: 4}, 200, 40),
 }
 
 
@@ -112,11 +113,8 @@ def main() -> None:
                     options.out.mkdir(exist_ok=True, parents=True)
                     write_atomically(kept, json.dumps(rows, indent=1).encode())
                 console.print(title, {spec: cell["mean"] for spec, cell in rows[title]["cells"].items()})
-                write_atomically(options.out / "auto.md", _page(rows, options).encode())
-    if options.write:
-        target = HERE.parent / "docs" / "results" / "auto.md"
-        write_atomically(target, _page(rows, options).encode())
-        console.print(f"written: {target}")
+                for place in (options.out / "auto.md", *([PAGE] if options.write else [])):
+                    write_atomically(place, _page(rows, options).encode())
 
 
 def _options() -> Options:
@@ -166,10 +164,7 @@ def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str
     for spec in CLOSED:
         cells[spec] = _attacked(setup, seen, spec, iterations)
     for spec in SEARCHES:
-        pilot = _attacked(setup, seen, spec, max(2, iterations // 5))
-        assert pilot is not None
-        affordable = round(cells["auto"]["seconds"] / pilot["seconds"] * max(2, iterations // 5))
-        cells[spec] = _attacked(setup, seen, spec, max(iterations, affordable))
+        cells[spec] = _attacked(setup, seen, spec, max(iterations, _affordable(setup, seen, spec, iterations, cells)))
     found = {spec: cell for spec, cell in cells.items() if cell is not None}
     best = max((spec for spec in found if spec != "auto"), key=lambda spec: found[spec]["mean"])
     pairs = zip(found["auto"]["psnr"], found[best]["psnr"], strict=True)
@@ -183,6 +178,16 @@ def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str
         "targets": network.targets,
         "public": network.public,
     }
+
+
+def _affordable(setup: Setup, seen: list[Target], spec: str, iterations: int, cells: dict[str, Any]) -> int:
+    """Return the iterations of a search that fit into the time `auto` took, by two short runs: start and slope."""
+    short, longer = 2, 2 + max(2, iterations // 5)
+    pilots = [_attacked(setup, seen, spec, count) for count in (short, longer)]
+    assert pilots[0] is not None
+    assert pilots[1] is not None
+    each = max(pilots[1]["seconds"] - pilots[0]["seconds"], 1e-3) / (longer - short)
+    return short + round(max(0.0, cells["auto"]["seconds"] - pilots[0]["seconds"]) / each)
 
 
 def _mean(setup: Setup, target: Target) -> Tensor:

@@ -1,11 +1,11 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
-Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget, the better half
-with half of it, the best with all; never with so little that only the strongest prior can look good, nor with more than
-it takes to tell them apart: what is left is for the targets. For an attacker
-who knows the defence, the better half also runs as if it did not know it: knowledge that does not help is not used.
-What every member then reaches on the shadows, beside how well its images explain the update, gives an expected score
-for any answer it will give.
+Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget on a pair of
+shadows, the better half with half of it on all of them, the best with all; never with so little that only the strongest
+prior can look good, nor with more than it takes to tell them apart: what is left is for the targets. A budget too small
+to be halved has one heat only. For an attacker who knows the defence, the better half also runs as if it did not know
+it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well its images
+explain the update, gives an expected score for any answer it will give.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from fedseal.core.seeds import derive_seed
 _SHORTEST = 60
 _LONGEST = 150
 """Iterations of a race's first heat, at least (where the budget has as many) and at most; twice that in the second."""
+_PAIR = 2
+"""Shadows of the first heat."""
 _STEEPEST = 20.0
 """Decibels a tenfold better explanation may be worth, at most: as much as an exact solution's error shrinks by."""
 _LEAST = 1e-12
@@ -118,13 +120,15 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Trust | None:
 def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Trust]:
     """Return the winner among searches with what to expect of it; none if none answers the shadows."""
     defended = shadows.observations[0].knowledge.defence is not None
-    first = _ranked([Member(spec, True) for spec in specs], shadows, _share(iterations, 4, _LONGEST), restarts)
-    better = list(first)[: max(1, len(first) // 2)]
+    heats = [_share(iterations, 4, _LONGEST), _share(iterations, 2, 2 * _LONGEST)]
+    entered = [Member(spec, True) for spec in specs]
+    better = list(_ranked(entered, shadows.first(_PAIR), heats[0], restarts))
+    better = better[: max(1, len(better) // 2)]
     if defended:
         better += [Member(member.spec, False) for member in better]
-    if len(better) > 1:
-        better = list(_ranked(better, shadows, _share(iterations, 2, 2 * _LONGEST), restarts))
-    return dict(list(_ranked(better[:1], shadows, iterations, restarts).items())[:1])
+    if len(better) > 1 and (defended or heats[0] < heats[1]):
+        better = list(_ranked(better, shadows, heats[1], restarts))
+    return dict(_ranked(better[:1], shadows, iterations, restarts))
 
 
 def _share(iterations: int, part: int, most: int) -> int:

@@ -40,6 +40,10 @@ class Shadows:
     observations: tuple[Observation, ...]
     originals: tuple[Tensor, ...]
 
+    def first(self, count: int) -> Shadows:
+        """Return the first `count` of them."""
+        return Shadows(self.observations[:count], self.originals[:count])
+
     def scores(self, answers: Sequence[Reconstruction]) -> list[float]:
         """Return the mean PSNR in dB of each shadow's answer, images matched as in any audit."""
         return [
