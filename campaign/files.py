@@ -35,7 +35,8 @@ from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, read_upd
 from fedseal.models.checkpoint import load_checkpoint
 from fedseal.preparation.files import read as read_prepared
 from fedseal.report.markdown import render_markdown
-from fedseal.updates.case import UpdateSource, build_case
+from fedseal.updates.case import build_case
+from fedseal.updates.source import UpdateSource
 
 _WORDS = [
     b"", b"-1", b"0", b"1e999", b"nan", b".inf", b"99999999999999999999", b"null", b"true", b"[]", b"{}", b"\x00",

@@ -22,7 +22,8 @@ from fedseal.federation.client import RoundConfig, client_round
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, write_update
 from fedseal.models.registry import build_model
 from fedseal.updates.audit import audit_update
-from fedseal.updates.case import UpdateSource, build_case, build_cases
+from fedseal.updates.case import build_case, build_cases
+from fedseal.updates.source import UpdateSource
 from fedseal.updates.unknowns import looks_like_signs, resolved, suppositions
 
 SHAPE = (1, 16, 16)

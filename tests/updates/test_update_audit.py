@@ -30,7 +30,8 @@ from fedseal.models.registry import build_model
 from fedseal.report.png import encode_png
 from fedseal.report.update import render_update_html, render_update_json
 from fedseal.updates.audit import AGREE_DB, Attempt, _agreement, _residual, audit_update
-from fedseal.updates.case import UpdateSource, build_case
+from fedseal.updates.case import build_case
+from fedseal.updates.source import UpdateSource
 
 SHAPE = (1, 32, 32)
 RATE = 0.1

@@ -81,8 +81,9 @@ def audit_update_command(
     from fedseal.metrics.lpips import load_lpips
     from fedseal.report.update import render_update_terminal, write_update_reports
     from fedseal.updates.audit import audit_update
-    from fedseal.updates.case import UpdateSource, build_case, build_cases
+    from fedseal.updates.case import build_case, build_cases
     from fedseal.updates.estimate import estimated_seconds, in_words
+    from fedseal.updates.source import UpdateSource
 
     limit = None if fail_on is None else RiskLevel.parse(fail_on)
     if every and (original or labels):

@@ -16,127 +16,20 @@ import pkgutil
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from fedseal.core.entries import Declared, Entry, Info, modules_of, parameters_of
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.plugins import Offer, blamed_on, is_reference, load_reference, offers
-from fedseal.core.ranges import ranged
-from fedseal.core.specs import Spec, near_matches, parse_spec, plain_value, shortened
+from fedseal.core.specs import Spec, near_matches, parse_spec, shortened
 
 __all__ = ["Declared", "Entry", "FunctionRegistry", "Info", "Registry", "Spec", "near_matches", "parse_spec"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Info:
-    """What an entry declares, once: a registry says it without building anything, and what is built knows it.
-
-    Example:
-        >>> import fedseal
-        >>> fedseal.Info("Answers grey.", threat="passive", needs=("batch_size",)).needs
-        ('batch_size',)
-
-    Attributes:
-        summary: one line in plain words.
-        paper: author, venue and year of the method, or "" where there is none.
-        threat: the threat model an attack needs or a defence answers ("passive", "active", ...).
-        needs: named capabilities an attack must be granted (see `core.knowledge`).
-        strengths: options of a defence at the strengths to sweep, the papers' own, thinned out for a CPU.
-        name: what it is registered as; the registry fills it in.
-    """
-
-    summary: str
-    paper: str = ""
-    threat: str = ""
-    needs: tuple[str, ...] = ()
-    strengths: tuple[str, ...] = ()
-    name: str = ""
-
-
-class Declared:
-    """What knows its own declaration; attacks and defences do, so that refusals call them by their names."""
-
-    info: Info = Info("")
-
-    @property
-    def name(self) -> str:
-        """The name it is registered as, or its class's."""
-        return self.info.name or type(self).__name__
-
-
-@dataclass(frozen=True)
-class Entry(Generic[T]):
-    """A factory with its record.
-
-    Attributes:
-        name: what it is registered as, or `module:attribute`.
-        factory: called with the options of a spec.
-        info: its declaration, the name filled in.
-        parameters: options by name, their annotations resolved.
-        origin: the package that brings it.
-        modules: where it is written and, if elsewhere, registered; its code is found from there (`core.sources`).
-    """
-
-    name: str
-    factory: Callable[..., T]
-    info: Info
-    parameters: Mapping[str, inspect.Parameter] = field(repr=False)
-    origin: str = "fedseal"
-    modules: tuple[str, ...] = ()
-
-    def describe(self) -> dict[str, Any]:
-        """Return the record as plain data, as `fedseal list --json` prints it."""
-        return {
-            "name": self.name,
-            "summary": self.info.summary,
-            "paper": self.info.paper,
-            "threat": self.info.threat,
-            "needs": list(self.info.needs),
-            "strengths": list(self.info.strengths),
-            "options": {
-                key: None if parameter.default is inspect.Parameter.empty else parameter.default
-                for key, parameter in self.parameters.items()
-            },
-            "origin": self.origin,
-        }
-
-
-def _annotated(factory: Callable[..., Any]) -> Any:
-    """Return what carries a factory's annotations: a dataclass (each field's own module counts), or `__init__`."""
-    if not inspect.isclass(factory):
-        return factory
-    return factory if is_dataclass(factory) else factory.__init__
-
-
-def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a factory's named parameters, with annotations resolved; one that cannot be resolved allows anything."""
-    try:
-        hints = typing.get_type_hints(_annotated(factory), include_extras=True)
-    except (NameError, TypeError, AttributeError):  # names that exist for a type checker only
-        hints = {}
-    own = (getattr(factory, "__module__", None) or "").partition(".")[0] == "fedseal"
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        key: parameter.replace(annotation=ranged(hints.get(key, Any)) if own else hints.get(key, Any))
-        for key, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind in named
-    }
-
-
-def _modules_of(factory: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the module that defines a factory and, if that is another, the one that registers it on being imported."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    importing = str(frame.f_globals.get("__name__"))
-    spec = getattr(sys.modules.get(importing), "__spec__", None)
-    modules = [getattr(factory, "__module__", None), importing if getattr(spec, "_initializing", False) else None]
-    return tuple(dict.fromkeys(module for module in modules if module))
 
 
 class Registry(Generic[T]):
@@ -243,8 +136,7 @@ class Registry(Generic[T]):
         """
         spec = parse_spec(spec) if isinstance(spec, str) else spec
         entry = self.find(spec)
-        options = {key: self._coerce(entry, key, value) for key, value in self._options(entry, spec).items()}
-        given = {key: value for key, value in extra.items() if key in entry.parameters} | options
+        given = {key: value for key, value in extra.items() if key in entry.parameters} | self._coerced(entry, spec)
         missing = [key for key, p in entry.parameters.items() if p.default is p.empty and key not in given]
         if missing:
             raise UsageError(
@@ -258,7 +150,12 @@ class Registry(Generic[T]):
         spec = parse_spec(spec) if isinstance(spec, str) else spec
         entry = self.find(spec)
         defaults = {key: one.default for key, one in entry.parameters.items() if one.default is not one.empty}
-        return defaults | {key: self._coerce(entry, key, value) for key, value in self._options(entry, spec).items()}
+        return defaults | {
+            key: entry.coerced(self.kind, key, value) for key, value in self._options(entry, spec).items()
+        }
+
+    def _coerced(self, entry: Entry[T], spec: Spec) -> dict[str, Any]:
+        return {key: entry.coerced(self.kind, key, value) for key, value in self._options(entry, spec).items()}
 
     def _options(self, entry: Entry[T], spec: Spec) -> dict[str, Any]:
         if spec.argument is None or spec.name != entry.name:
@@ -286,7 +183,7 @@ class Registry(Generic[T]):
     def _declared(self, name: str, factory: Callable[..., T], info: Info) -> Entry[T]:
         origin = getattr(factory, "__module__", None) or "?"
         full = replace(info, name=name)
-        return Entry(name, factory, full, _parameters(factory), origin.partition(".")[0], _modules_of(factory))
+        return Entry(name, factory, full, parameters_of(factory), origin.partition(".")[0], modules_of(factory))
 
     def _foreign(self, name: str, value: Any) -> Entry[T]:
         """Return the entry of what other people's code holds: a factory, or a finished instance, which is copied."""
@@ -341,32 +238,6 @@ class Registry(Generic[T]):
         except FedsealError as error:
             self._broken[name] = error
             warnings.warn(f"{offer.package} offers the {self.kind} {name!r}, refused: {error}", stacklevel=2)
-
-    def _coerce(self, entry: Entry[T], key: str, value: Any) -> Any:
-        from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-        if key not in entry.parameters:
-            raise UsageError(
-                f"the {self.kind} {entry.name!r} has no option {shortened(key)}.",
-                hint=near_matches(key, list(entry.parameters)) if entry.parameters else "It takes none.",
-            )
-        annotation = entry.parameters[key].annotation
-        if annotation is Any and isinstance(value, str):
-            return plain_value(value)
-        if annotation is Any or (inspect.isclass(annotation) and isinstance(value, annotation)):
-            return value
-        if isinstance(value, str) and value.lower() in {"none", "null"} and type(None) in typing.get_args(annotation):
-            return None
-        try:
-            return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise UsageError(
-                f"option {key!r} of the {self.kind} {entry.name!r} cannot be {shortened(value)}: {reason.lower()}.",
-                hint=f"Its default is {entry.parameters[key].default}."
-                if entry.parameters[key].default is not inspect.Parameter.empty
-                else "It has no default.",
-            ) from error
 
     def _load(self) -> None:
         if self._loaded:

@@ -7,13 +7,10 @@ the update's tensors; or the weights before and after a client's round. Options 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,48 +20,24 @@ from fedseal.core.files import local_path
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.limits import check_memory
 from fedseal.core.observation import Observation, Update, UpdateKind
-from fedseal.core.tensors import Tensors, check_finite, check_like
+from fedseal.core.tensors import check_like
 from fedseal.data.folder import decoded
 from fedseal.data.images import as_pixels
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.tensor_file import read_tensors
-from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, read_update, read_updates, weight_change
-from fedseal.models.registry import MODELS, build_model, output_size
+from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, weight_change
+from fedseal.models.registry import output_size
 from fedseal.store.findings import Finding
+from fedseal.updates.findings import assumptions
+from fedseal.updates.sent_model import required, sent_model
+from fedseal.updates.source import UpdateSource, facts_of, matching, recorded_in, title_of, weights_of
 
 NOMINAL_RATE = 0.1
 """Learning rate an update is read with until a better one is found."""
 
 _COPIES = 8
 """Of the images, that an attack holds at once."""
-
-
-@dataclass(frozen=True)
-class UpdateSource:
-    """Where an update comes from, and what is said of it.
-
-    Attributes:
-        model: a spec of the registry, `package.module:attribute`, or a file of weights.
-        update: a recorded file, a directory of them, or plain tensors.
-        before, after: weights around a client's round; `before` also serves a plain update.
-        round, client: which of a directory.
-        labels: true labels, or None where they are to be inferred.
-        originals: the private images, to score against.
-        defence: spec the attacker is taken to know; None for a naive attacker.
-        facts: of `UpdateFacts`, where they are stated by options.
-    """
-
-    model: str
-    update: Path | None = None
-    before: Path | None = None
-    after: Path | None = None
-    round: int | None = None
-    client: str | None = None
-    labels: tuple[int, ...] | None = None
-    originals: tuple[Path, ...] = ()
-    defence: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +67,7 @@ def build_cases(source: UpdateSource) -> list[UpdateCase]:
     """Return all updates of a directory that are asked for, or the one that there is."""
     if source.update is None or not source.update.is_dir():
         return [build_case(source)]
-    return [_case(source, recorded, _title(recorded)) for recorded in _matching(source)]
+    return [_case(source, recorded, title_of(recorded)) for recorded in matching(source)]
 
 
 def build_case(source: UpdateSource) -> UpdateCase:
@@ -105,20 +78,20 @@ def build_case(source: UpdateSource) -> UpdateCase:
         )
     if source.after is not None and source.before is None:
         raise UsageError("--after needs --before.", hint="The update is the difference of the two.")
-    return _case(source, *_recorded(source))
+    return _case(source, *recorded_in(source))
 
 
 def _case(source: UpdateSource, recorded: RecordedUpdate | None, title: str) -> UpdateCase:
-    facts = _facts(source, recorded)
-    state = _state(source, recorded)
-    shape = _required(facts.input_shape, "the images' shape", "--input-shape C,H,W")
-    model = _model(source, shape, facts.num_classes, state)
+    facts = facts_of(source, recorded)
+    state = weights_of(source, recorded)
+    shape = required(facts.input_shape, "the images' shape", "--input-shape C,H,W")
+    model = sent_model(source, shape, facts.num_classes, state)
     classes = output_size(model, shape)
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
     config = _config(facts, normalised)
     set_mode(model, config)
     update = _without_decay(_update(source, recorded, model, facts.kind), model, facts)
-    findings = list(_findings(source, facts, recorded))
+    findings = list(assumptions(source, facts, recorded))
     originals = _originals(source, shape, classes) if source.originals else None
     size = _batch_size(facts, source, originals)
     check_memory(_COPIES * size * config.local_steps * math.prod(shape) * 4, f"{size * config.local_steps} images")
@@ -168,124 +141,6 @@ def _without_decay(update: Update, model: nn.Module, facts: UpdateFacts) -> Upda
     weights = dict(model.named_parameters())
     changes = {name: tensor + share * weights[name].detach() for name, tensor in update.tensors.items()}
     return Update(changes, update.kind)
-
-
-def _recorded(source: UpdateSource) -> tuple[RecordedUpdate | None, str]:
-    if source.update is None:
-        return None, f"{source.after} minus {source.before}"
-    if source.update.is_dir():
-        found = _matching(source)
-        others = "" if len(found) == 1 else f", the first of {len(found)}"
-        return found[0], _title(found[0]) + others
-    if "fedseal" not in read_tensors(source.update, "update").metadata:
-        return None, str(source.update)
-    recorded = read_update(source.update)
-    return recorded, _title(recorded)
-
-
-def _title(recorded: RecordedUpdate) -> str:
-    return f"round {recorded.facts.round} of client {recorded.facts.client}"
-
-
-def _matching(source: UpdateSource) -> list[RecordedUpdate]:
-    """Return the updates of a directory that are of the round and client asked for."""
-    assert source.update is not None
-    everything = read_updates(source.update)
-    found = [
-        recorded
-        for recorded in everything
-        if (source.round is None or recorded.facts.round == source.round)
-        and (source.client is None or recorded.facts.client == source.client)
-    ]
-    if not found:
-        rounds = sorted({recorded.facts.round for recorded in everything})
-        clients = sorted({recorded.facts.client for recorded in everything})
-        raise UsageError(
-            f"{source.update} holds no such update.",
-            hint=f"Rounds: {', '.join(map(str, rounds))}; clients: {', '.join(clients)}.",
-        )
-    return found
-
-
-def _facts(source: UpdateSource, recorded: RecordedUpdate | None) -> UpdateFacts:
-    """Return what is known: the file's facts, overridden by options."""
-    known = {"kind": "delta", "round": 0, "client": "0"} if recorded is None else recorded.facts.model_dump()
-    stated = {key: value for key, value in source.facts.items() if value is not None}
-    if source.after is not None and stated.get("kind", "delta") != "delta":
-        raise UsageError("weights before and after give a weight change, not a gradient.", hint="Leave --kind out.")
-    if recorded is not None and stated.get("kind", recorded.facts.kind) != recorded.facts.kind:
-        raise UsageError(f"the file says that it holds a {recorded.facts.kind}.", hint="Leave --kind out.")
-    if recorded is None and source.update is not None and "kind" not in stated:
-        raise UsageError("is the update a gradient or a weight change?", hint="Give --kind gradient or --kind delta.")
-    try:
-        return UpdateFacts.model_validate(known | stated)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = "--" + ".".join(map(str, first["loc"][:1])).replace("_", "-")
-        raise UsageError(f"{option} cannot be {first['input']!r}: {first['msg'].lower()}.") from error
-
-
-def _state(source: UpdateSource, recorded: RecordedUpdate | None) -> Tensors | None:
-    """Return the weights the client was sent, where a file has them."""
-    if source.before is not None:
-        return read_tensors(source.before, "weights").tensors
-    if _is_file(source.model):
-        return read_tensors(Path(source.model), "weights").tensors
-    return None if recorded is None else recorded.before
-
-
-def _is_file(model: str) -> bool:
-    return model.endswith(".safetensors")
-
-
-def _model(source: UpdateSource, shape: tuple[int, int, int], classes: int | None, state: Tensors | None) -> nn.Module:
-    """Return the model with the weights the client was sent."""
-    specs = MODELS.names() if _is_file(source.model) else [source.model]
-    sizes = [classes] if classes is not None else _possible_outputs(state)
-    if len(specs) == len(sizes) == 1:
-        return _with_weights(_built(source, specs[0], shape, sizes[0]), state)
-    assert state is not None
-    wanted = {name: tensor.shape for name, tensor in state.items()}
-    found = {}
-    for spec in specs:
-        for size in sizes:
-            try:
-                model = _built(source, spec, shape, size)
-            except InputError:  # it has another number of outputs, or is not made for images of this size
-                continue
-            if {name: tensor.shape for name, tensor in model.state_dict().items()} == wanted:
-                found[spec] = model
-    if len(found) == 1:
-        return _with_weights(next(iter(found.values())), state)
-    if not _is_file(source.model):
-        raise InputError(
-            f"the weights are not those of {source.model} for images of shape {list(shape)}.",
-            hint="Check --model and --input-shape, or give --classes to see where they differ.",
-        )
-    which = f"fits {' and '.join(found)}" if found else "fits no model fedseal knows"
-    raise UsageError(
-        f"the weights in {source.model} alone do not say which model they belong to: their shape {which}.",
-        hint=f"Name it: --model NAME --before {source.model}; NAME can be package.module:attribute.",
-    )
-
-
-def _built(source: UpdateSource, spec: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    model = build_model(spec, input_shape=shape, num_classes=classes, seed=0)
-    return model if source.defence is None else build_defence(source.defence).wrap_model(model)
-
-
-def _with_weights(model: nn.Module, state: Tensors | None) -> nn.Module:
-    if state is not None:
-        check_like(state, model.state_dict(), "weights")
-        check_finite({name: t for name, t in state.items() if t.is_floating_point()}, "weights")
-        model.load_state_dict(state)
-    return model
-
-
-def _possible_outputs(state: Tensors | None) -> list[int]:
-    """Return every width a layer has: files do not keep the order of layers, so any may be the last."""
-    widths = {tensor.shape[0] for tensor in (state or {}).values() if tensor.is_floating_point() and tensor.ndim > 0}
-    return sorted(_required(widths or None, "the number of classes", "--classes N"))
 
 
 def _config(facts: UpdateFacts, normalised: bool) -> RoundConfig:
@@ -365,71 +220,3 @@ def _picture(path: Path, shape: tuple[int, int, int]) -> Tensor:
     if tuple(image.shape) != shape:
         raise InputError(f"original {path} is {list(image.shape)}, the model takes {list(shape)} (C, H, W).")
     return image.unsqueeze(0)
-
-
-def _findings(source: UpdateSource, facts: UpdateFacts, recorded: RecordedUpdate | None) -> list[Finding]:
-    found = []
-    if facts.batch_size is None and source.labels is None and not source.originals:
-        found.append(
-            Finding(
-                severity="warning",
-                topic="batch size",
-                text="nobody said how many images are behind the update; one is assumed.",
-                advice="Give --batch-size if there are more: too few are mixtures of all.",
-            )
-        )
-    if facts.kind == "delta" and facts.local_steps is None:
-        found.append(
-            Finding(
-                severity="warning",
-                topic="local steps",
-                text="nobody said how many local steps are behind the weight change; one is assumed.",
-                advice="Give --local-steps if there were more.",
-            )
-        )
-    steps = facts.local_steps or 1
-    if facts.kind == "delta" and facts.optimiser is None:
-        found.append(
-            Finding(
-                severity="note",
-                topic="optimiser",
-                text="nobody said how the client steps; plain SGD is assumed unless the change shows another.",
-                advice="Give --optimiser, --momentum and --weight-decay as the client uses them.",
-            )
-        )
-    if steps > 1 and (facts.momentum or facts.optimiser == "adam"):
-        found.append(
-            Finding(
-                severity="warning",
-                topic="optimiser",
-                text=f"{steps} local steps with {'Adam' if facts.optimiser == 'adam' else 'momentum'} are attacked as "
-                "plain steps: an attacker who unrolls them does better.",
-                advice="That nothing was found says little here.",
-            )
-        )
-    claimed = None if recorded is None else recorded.facts.defence
-    if claimed not in (None, "none") and source.defence is None:
-        found.append(
-            Finding(
-                severity="warning",
-                topic="defence",
-                text=f"the client says that it applied `{claimed}`, and this attacker does not use that.",
-                advice=f"Add --defence '{claimed}' for an attacker who does; a defence must stand both.",
-            )
-        )
-    if source.before is None and not _is_file(source.model) and recorded is None:
-        found.append(
-            Finding(
-                severity="warning",
-                topic="weights",
-                text="no file says which weights the client was sent; the model is attacked as it is built.",
-                advice="Give --before, unless the model brings its own weights.",
-            )
-        )
-    return found
-
-
-def _required(value: Any, what: str, option: str) -> Any:
-    if value is None:
-        raise UsageError(f"{what} is not known.", hint=f"Give {option}.")
-    return value
