@@ -46,6 +46,7 @@ def test_an_attack_is_under_sixty_lines(written: Path):
     assert len((written / "my_methods" / "sign_match.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_what_the_guides_write_keeps_the_contracts(written: Path):
     run(written, "pytest", "-q", "-p", "no:cacheprovider", "test_sign_match.py", "test_tensor_clip.py")
 

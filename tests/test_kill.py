@@ -148,6 +148,7 @@ def test_a_killed_audit_resumes(tmp_path: Path, undisturbed: list[dict[str, Any]
     assert numbers(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     process = start(tmp_path, 2)
     wait_for_trials(process, 1)

@@ -29,14 +29,17 @@ def setup_of(model: str = "lenet-relu", **values: Any) -> Setup:
     )
 
 
-def test_an_audit_runs_every_active_attack_and_says_what_the_server_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "defences", [["none"], pytest.param(["none", "topk:ratio=0.9"], marks=pytest.mark.slow)], ids=["bare", "defended"]
+)
+def test_an_audit_runs_every_active_attack_and_says_what_the_server_did(tmp_path: Path, defences: list[str]) -> None:
     scenario = validate_scenario(
         {
             "data": "digits",
             "model": "lenet-relu",
             "client": {"batch_size": 4, "aggregate": 2},
             "attacks": [*ACTIVE, "ig:iterations=2"],
-            "defences": ["none", "topk:ratio=0.9"],
+            "defences": defences,
             "targets": 2,
             "readings": 0,
         },

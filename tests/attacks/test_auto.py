@@ -77,6 +77,7 @@ def test_auto_is_as_good_as_its_best_member_at_equal_iterations(model: str):
     assert quality(attack("auto", observations, 48), originals) >= max(single.values()) - 1.5, single
 
 
+@pytest.mark.slow
 def test_one_who_knows_the_defence_is_not_weaker_than_one_who_does_not():
     setup = set_up("lenet-relu")
     unaware, originals = see(setup, defence="topk:ratio=0.95")

@@ -28,6 +28,7 @@ def quality(images: torch.Tensor, truth: torch.Tensor) -> float:
     return float(psnr(truth.float(), images.float()[order], data_range=1.0).mean())
 
 
+@pytest.mark.slow
 def test_idlg_recovers_every_toy_seed_in_double_precision(toy_net: Callable, observe: Callable) -> None:
     for seed in range(5):
         observation, truth = observe(toy_net(seed), seed=seed, dtype=torch.float64, labels="idlg")
@@ -98,6 +99,7 @@ def test_normalised_inputs_are_attacked_in_their_own_space(toy_net: Callable, ob
     assert quality(found.images, truth.images) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_steps", ["average", "unroll"])
 def test_local_steps(local_steps: str, toy_net: Callable, observe: Callable) -> None:
     config = RoundConfig(local_steps=2, learning_rate=0.01)
@@ -106,6 +108,7 @@ def test_local_steps(local_steps: str, toy_net: Callable, observe: Callable) -> 
     assert quality(found.images, truth.images) > (20 if local_steps == "unroll" else 15)
 
 
+@pytest.mark.slow
 def test_awareness_beats_top_k_pruning(toy_net: Callable, observe: Callable) -> None:
     scores = {}
     for aware in (False, True):
@@ -115,6 +118,7 @@ def test_awareness_beats_top_k_pruning(toy_net: Callable, observe: Callable) -> 
     assert scores[True] > scores[False] + 5
 
 
+@pytest.mark.slow
 def test_the_known_noise_law_beats_plain_distance(toy_net: Callable, observe: Callable) -> None:
     defence = build_defence("gaussian:sigma=0.003")
     observation, truth = observe(toy_net(0), defence=defence, aware=True)

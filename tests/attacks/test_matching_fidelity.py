@@ -99,6 +99,7 @@ def _falls(model: str, size: int, steps: int, observe: Callable) -> tuple[float,
     return traces[0][0][1] / traces[0][-1][1], traces[1][0][1] / traces[1][-1][1]
 
 
+@pytest.mark.slow
 def test_fedleak_moves_by_default_and_as_printed_does_not(observe: Callable):
     default, printed = _falls("lenet-relu", 16, 100, observe)
     assert default > 3

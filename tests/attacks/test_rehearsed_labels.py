@@ -45,7 +45,7 @@ def accuracy(pairs: list[tuple[Observation, object]]) -> float:
     return sum(shares) / len(shares)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_who_knows_dual_pruning_reads_its_labels(batch_size: int):
     seen = observations(setup_of(batch_size), "dgp")
     naive = accuracy([(observation, labels) for observation, _, labels in seen])

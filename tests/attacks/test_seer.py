@@ -136,6 +136,7 @@ def test_the_papers_preset():
     assert (plan.select, plan.least, plan.share, plan.rank) == ("entries", 8400, 0.001, 0)
 
 
+@pytest.mark.slow
 def test_a_short_training_on_digits_isolates_the_brightest():
     data = digits()
     plan = SeerPlan(steps=450, accumulate=8, learning_rate=2e-3, augment=False)
@@ -331,6 +332,7 @@ def test_what_cannot_be_prepared_is_said():
     assert "use running statistics" in remarks[0]
 
 
+@pytest.mark.slow
 def test_a_refused_audit_succeeds_in_the_same_directory_once_the_attacker_is_prepared(tmp_path: Path):
     asked = scenario().model_copy(update={"attacks": ("seer:steps=3",)})
     out = tmp_path / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fedseal.audit.scenario import Scenario
@@ -43,6 +44,7 @@ def test_a_view_that_misleads_is_left_aside():
     assert any("the defence is ignored in matching: on 4 rehearsals" in note for note in aware.notes)
 
 
+@pytest.mark.slow
 def test_a_view_that_helps_is_used():
     aware = attacked(build_defence("topk:ratio=0.8"), aware=True, spec="topk:ratio=0.8", iterations=400)
     assert any("the defence is simulated in matching" in note for note in aware.notes)

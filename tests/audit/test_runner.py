@@ -273,7 +273,7 @@ def test_a_model_that_is_never_the_same_is_refused(tmp_path: Path):
         run_audit([scenario(model="runner_test_nets:unseeded")], tmp_path)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_every_precision_runs(tmp_path: Path, dtype: str, steps: int):
     client = {"dtype": dtype, "local_steps": steps, "batch_size": 2, "normalise": True}

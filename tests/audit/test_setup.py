@@ -105,6 +105,7 @@ def test_updates_of_different_kinds_do_not_aggregate() -> None:
     assert Scenario().client.aggregate == 1
 
 
+@pytest.mark.slow
 def test_defences_that_mix_labels_are_audited_too(tmp_path: Path) -> None:
     scenario = Scenario(
         data="digits",

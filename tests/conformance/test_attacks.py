@@ -49,12 +49,13 @@ test_every_attack_keeps_the_contract = contract(*CASES)
 
 
 IMAGES_AT_STAKE = AttackCase("ig:schedule=cosine,tv=0.001", Home(SMOOTH, budget=steps(60)))
-SLOW = {"large-batch", "lids", "local-steps", "refiner"}
+AT_ONCE = {"adadefense", "dgp", "gaussian", "quantise", "topk"}
+"""One defence of each kind; knowing the others is tried by the slow tests."""
 WITHOUT_A_FILE = {"pretrained"}
 
 
 def _marked(name: str) -> object:
-    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    return pytest.param(name, marks=[] if name in AT_ONCE else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize("defence", [_marked(name) for name in DEFENCES.names() if name not in WITHOUT_A_FILE])
@@ -63,6 +64,6 @@ def test_who_knows_a_defence_is_not_weaker_for_it(defence: str) -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize("defence", ["minmax", "outpost"])
+@pytest.mark.parametrize("defence", ["minmax", pytest.param("outpost", marks=pytest.mark.slow)])
 def test_nor_is_one_without_public_images(defence: str) -> None:
     assert knowing_helps(IMAGES_AT_STAKE, defence, public=False) is None

@@ -246,7 +246,12 @@ def observed_face(spec: str, rounds: int) -> tuple[Observation, Observation, Ten
 
 
 @pytest.mark.parametrize(
-    ("spec", "rounds", "gain"), [("adadefense", 1, 8), ("adadefense", 3, 8), ("adadefense:dtype=bfloat16", 1, 2)]
+    ("spec", "rounds", "gain"),
+    [
+        ("adadefense", 1, 8),
+        pytest.param("adadefense", 3, 8, marks=pytest.mark.slow),
+        pytest.param("adadefense:dtype=bfloat16", 1, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_who_knows_adadefense_sees_what_others_do_not(spec: str, rounds: int, gain: float):
     naive, aware, face = observed_face(spec, rounds)

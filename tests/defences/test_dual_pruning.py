@@ -223,7 +223,7 @@ def observed_face(number: int, rounds: int) -> tuple[Observation, Observation, T
     return naive, make_aware(naive, defence), face.images
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_who_knows_dgp_sees_faces_that_others_do_not(rounds: int):
     attack, budget = ATTACKS.build("ig:tv=0.01"), Budget(iterations=100, restarts=1)
     faces = [observed_face(number, rounds) for number in (0, 30)]

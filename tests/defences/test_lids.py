@@ -75,6 +75,7 @@ def test_images_too_small_are_refused():
         Autoencoder((1, 3, 8))
 
 
+@pytest.mark.slow
 def test_the_autoencoder_learns():
     training = AutoencoderTraining(digits().images, seed=0)
     errors = [training.advance() for _ in range(20)]
@@ -212,6 +213,7 @@ def test_the_last_edit_turns_the_hue_at_least_a_little(monkeypatch: pytest.Monke
     assert 0.4 < float((seen[0] > 0).float().mean()) < 0.6
 
 
+@pytest.mark.slow
 def test_a_construction_is_found_again_and_resumes(tmp_path: Path):
     data, recipe, books = digits(30), Recipe(3, 18.0, True, 4, 0), Library(tmp_path)
     whole = construct(data, recipe, Library(None))
@@ -271,6 +273,7 @@ def test_wrong_options_are_refused():
         Lids(samples=0)
 
 
+@pytest.mark.slow
 def test_the_adaptive_attacker_trains_on_groups():
     data = digits(120)
     groups = construct(data, Recipe(4, 18.0, True, 2, 0), Library(None)).groups

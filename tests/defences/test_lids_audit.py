@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from fedseal.audit.runner import run_audit
@@ -54,6 +55,7 @@ def test_clients_hold_sixty_four_images_unless_the_data_are_few():
     assert plain.images_per_target == 8
 
 
+@pytest.mark.slow
 def test_the_report_says_how_many_synthetic_images_reach_tau_and_records_score_both(tmp_path: Path):
     run = run_audit([_scenario(examples=24)], tmp_path)
     record = next(record for record in run.records if record.defence == LIDS)

@@ -207,11 +207,13 @@ def attacked(attack: str, adaptive: Adaptive, count: int = 4) -> dict[str, float
     return scores
 
 
+@pytest.mark.slow
 def test_who_knows_refiner_is_not_worse_off():
     scores = attacked("ig:iterations=200,tv=0.02", "ball")
     assert scores["aware"] >= scores["naive"]
 
 
+@pytest.mark.slow
 def test_app_m_gains_nothing():
     scores = attacked("ig:iterations=200,tv=0.02", "appendix-m")
     assert scores["aware"] < scores["naive"] + 0.5

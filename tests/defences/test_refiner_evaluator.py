@@ -113,6 +113,7 @@ def test_drawn_images_lie_in_range_and_are_no_noise():
         assert float(shipped_evaluator()(images).mean()) < 0.15
 
 
+@pytest.mark.slow
 def test_training_learns_the_ratio_and_repeats_by_seed():
     data = [DATASETS.build("faces")]
     plan = TrainingPlan(steps=60, batch_size=32, structured=0, learning_rate=5e-3, seed=3)
@@ -124,6 +125,7 @@ def test_training_learns_the_ratio_and_repeats_by_seed():
     assert measured.error < 0.6 * untrained.error
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_it_had_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fitting, "_EVERY", 2)
     plan = TrainingPlan(steps=6, batch_size=8, structured=0.5, seed=3)

@@ -249,6 +249,7 @@ def test_opacus_is_accounted_by_opacus(tmp_path: Path) -> None:
     assert found.unit == "one record"
 
 
+@pytest.mark.slow
 def test_a_budget_given_to_opacus_is_what_it_spends_in_one_round_only(tmp_path: Path) -> None:
     given = records(noise_multiplier=None, target_epsilon=3.0, accountant="rdp", epochs=1)
     alone = checked(tmp_path, given, ".json")

@@ -195,6 +195,7 @@ def test_several_local_steps_are_differentiated_through():
         assert torch.allclose((ahead[name] - behind[name]) / 2, value, rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "sigma"), [("eval", 0.01), ("train-nostats", 0.3)])
 def test_batch_normalisation_is_read_in_either_mode(mode: str, sigma: float):
     upload = of(2, noisy(sigma), model="resnet10:width=4", bn_mode=mode)

@@ -90,6 +90,7 @@ def test_ours_leak_no_more_than_they_claim(spec: str):
     assert "Consistent with the claim" in found.describe()
 
 
+@pytest.mark.slow
 def test_an_honest_gaussian_is_measured_close_to_what_it_is():
     found = verify_dp(partial(build_defence, "gaussian:sigma=0.5"), runs=1600)
     assert found.claimed_mu == pytest.approx(2.0)
@@ -97,6 +98,7 @@ def test_an_honest_gaussian_is_measured_close_to_what_it_is():
     assert 1.4 < found.repeated.mu <= 2.0
 
 
+@pytest.mark.slow
 def test_many_canaries_in_one_round_see_samples():
     found = verify_dp(partial(build_defence, "dp-sgd:sigma=0.5"), runs=RUNS, canaries=1000)
     assert found.unit == "sample"

@@ -52,6 +52,7 @@ def test_a_noisy_copy_points_at_its_original():
     assert all(one.top[0][0] == -1 for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["the same picture every time", "noise"])
 @pytest.mark.parametrize("size", [1, 4])
 def test_without_a_leak_it_is_significant_no_more_often_than_it_says(kind: str, size: int):

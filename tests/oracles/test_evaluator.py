@@ -54,12 +54,14 @@ def test_noise_ratios_of_embedded_images_it_never_saw(spec: str):
     check(measure_evaluator(network(), embedded(spec), images=200))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize("spec", UNSEEN)
 def test_noise_ratios_of_real_data_it_never_saw(spec: str, shared: Path):
     check(measure_evaluator(network(), real(spec, shared), images=300))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_two_unseen_sets_are_judged_within_three_hundredths(shared: Path):
     errors = [measure_evaluator(network(), real(spec, shared), images=300).error for spec in ("svhn", UNSEEN[1])]

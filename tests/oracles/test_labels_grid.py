@@ -180,6 +180,7 @@ def test_the_grid(case: str, floors: dict[str, float]):
     assert not short
 
 
+@pytest.mark.slow
 def test_public_data_are_what_helps_against_a_trained_network():
     """Near zero loss noise says nothing: the class-conditional identity must beat it by far, and LLG+ too."""
     measured = accuracy_table(CASES["60 steps, skewed"], ["identity-noise", "identity, public", "llg-plus, public"])
@@ -214,6 +215,7 @@ def observe_cifar10(dataset: ImageDataset, seed: int, batch: int = 16) -> tuple[
     return Observation(set_mode(model, config), result.update, knowledge), images.labels
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_real_images_in_an_untrained_network(shared: Path):
     """CIFAR-10, LeNet with ReLU at its default initialisation, B = 16."""

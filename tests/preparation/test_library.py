@@ -59,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @dataclass(frozen=True)
 class Count(Trainable[Tensor]):
     """Counts to a number."""

@@ -173,6 +173,7 @@ def test_a_store_without_a_plan_is_told(tmp_path: Path):
         open_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_a_store_that_opens(run: Path):
     code = f"""
 import os

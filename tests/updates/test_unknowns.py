@@ -63,6 +63,7 @@ def case_of(path: Path, model: str = "lenet", **facts: Any) -> Any:
     return build_case(UpdateSource(model=model, update=path, facts=facts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true", [IDENTITY, Normalisation((0.1307,), (0.3081,))], ids=["none", "MNIST's"])
 def test_an_unknown_normalisation_is_the_one_that_explains_the_update(tmp_path: Path, true: Normalisation):
     """8.8 dB were called low where the right one gives 17.4 dB."""
