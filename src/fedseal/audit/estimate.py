@@ -7,6 +7,7 @@ factor of about three, more where an attack ends early or prepares on public ima
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _REHEARSED = 4
 _PROCESS_BYTES = 450 << 20
 """A Python process with PyTorch."""
 _MEASURED_SECONDS = 1.0
+_RECORD_BYTES = 6 << 10
+_KEPT_PICTURES = 10
+"""Kept for every original: itself, its reconstruction, frames of the way there and the front of its line-up."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Estimate:
         seconds: until the end, with so many workers.
         core_seconds: of computing in all.
         bytes: of memory at the peak, all processes together.
+        stored: bytes that the trials will leave on the disk.
+        trials: how many.
         workers: processes.
     """
 
@@ -47,13 +53,16 @@ class Estimate:
     core_seconds: float
     bytes: int
     workers: int
+    stored: int = 0
+    trials: int = 0
 
     def describe(self) -> str:
         """Return it in words."""
         at_once = f" on {self.workers} workers" if self.workers > 1 else ""
         return (
-            f"about {duration(self.seconds)}{at_once}, {duration(self.core_seconds)} of one core's time, "
-            f"{self.bytes / 2**30:.1f} GiB of memory; right within a factor of three or so."
+            f"about {duration(self.seconds)}{at_once} for {self.trials} trials, {duration(self.core_seconds)} of one "
+            f"core's time, {self.bytes / 2**30:.1f} GiB of memory and {_size(self.stored)} on the disk; right within a "
+            "factor of three or so."
         )
 
 
@@ -64,7 +73,7 @@ def estimate(tasks: Sequence[tuple[Setup, Iterable[Job]]], workers: int) -> Esti
         tasks: set-ups with their jobs that are not in the store.
         workers: processes that will run them.
     """
-    total, peak = 0.0, 0
+    total, peak, stored, trials = 0.0, 0, 0, 0
     longest = 0.0
     for setup, jobs in tasks:
         left = list(jobs)
@@ -73,9 +82,11 @@ def estimate(tasks: Sequence[tuple[Setup, Iterable[Job]]], workers: int) -> Esti
         gradient = _gradient_seconds(setup)
         each = [_job_seconds(setup, job, gradient) for job in left]
         total, longest = total + sum(each), max([longest, *each])
+        trials += sum(len(job.trials) for job in left)
+        stored += sum(len(job.trials) for job in left) * _kept_bytes(setup)
         peak = max(peak, _job_bytes(setup, max(len(job.trials) for job in left)))
     used = max(1, min(workers, sum(len(list(jobs)) for _, jobs in tasks) or 1))
-    return Estimate(max(total / used, longest), total, used * (_PROCESS_BYTES + peak), used)
+    return Estimate(max(total / used, longest), total, used * (_PROCESS_BYTES + peak), used, stored, trials)
 
 
 def duration(seconds: float) -> str:
@@ -85,6 +96,16 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+
+
+def _kept_bytes(setup: Setup) -> int:
+    """Return what a trial leaves: its record, and pictures of originals, reconstructions, film and line-ups."""
+    shape = setup.shape(Defence())
+    return _RECORD_BYTES + _KEPT_PICTURES * shape.images * math.prod(setup.private.shape) * 4
 
 
 def _gradient_seconds(setup: Setup) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedseal.audit.factors import scenarios_of
 from fedseal.audit.run import Run
 from fedseal.audit.runner import run_audit
-from fedseal.audit.scenario import Scenario
-from fedseal.core.config_file import Source, configure
+from fedseal.core.config_file import Source
 from fedseal.core.files import PathText
 from fedseal.core.watcher import Watcher
 
@@ -24,7 +24,8 @@ def audit(
     """Attack a federation's updates and return what leaked; the same call again resumes.
 
     Args:
-        scenarios: each a `Scenario`, a mapping, the path of a YAML file or YAML text; none for the defaults.
+        scenarios: each a `Scenario`, a mapping, the path of a YAML file or YAML text; none for the defaults. Keys with
+            lists of values stand for several (`fedseal.audit.factors`).
         out: directory of store and images.
         data_root: where local data sets lie.
         device: where attacks run.
@@ -46,7 +47,7 @@ def audit(
     for given in scenarios:
         sources.extend(given if isinstance(given, list | tuple) else [given])
     return run_audit(
-        [configure(source, Scenario, values, command="audit") for source in sources or [None]],
+        [one for source in sources or [None] for one in scenarios_of(source, values)],
         out,
         data_root=data_root,
         device=device,

@@ -14,6 +14,7 @@ from fedseal.core.attack import ATTACKS
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import file_content, identity_of
 from fedseal.core.sources import code_digest
+from fedseal.data.partition import PARTITIONERS
 from fedseal.data.places import cache_directory
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.loss import LOSSES, training_loss
@@ -64,6 +65,8 @@ def check_names(scenario: Scenario) -> None:
     training_loss(scenario.loss)
     if scenario.attacker.labels not in {"true", "unknown"}:
         label_rule(scenario.attacker.labels)
+    if scenario.client.partition is not None:
+        PARTITIONERS.build(scenario.client.partition)
     for metric in scenario.metrics:
         METRICS.build(metric)
     for attack in scenario.attacks:
@@ -108,6 +111,7 @@ def base_identity(setup: Setup) -> str:
     named_otherwise = {
         "name",
         "about",
+        "levels",
         "control",
         "data",
         "model",
@@ -121,6 +125,8 @@ def base_identity(setup: Setup) -> str:
     }
     settings = scenario.model_dump(mode="json", exclude=named_otherwise)
     settings["attacker"].pop("aware")
+    _leave_out_unset(settings)
+    dealt = scenario.client.partition
     return identity_of(
         scenario=settings,
         loss=None if scenario.loss in LOSSES else code_digest([scenario.loss.partition(":")[0]]),
@@ -128,12 +134,23 @@ def base_identity(setup: Setup) -> str:
         metrics={spec: entry_part(METRICS, spec) for spec in scenario.metrics},  # records call them by these words
         images_per_target=setup.images_per_target,
         data=data_part(setup.private, setup.data_hash),
+        **({} if dealt is None else {"partition": entry_part(PARTITIONERS, dealt)}),
         strangers=hash_tensors({"images": setup.strangers.images, "labels": setup.strangers.labels}),
         model=model_part(scenario.model, setup.model),
         lpips=[file_content(path) for path in weight_files(cache_directory(), "alex")],
         machine=machine_part(next(setup.model.parameters()).device),
         code=code_digest(["fedseal.audit.trials"]),
     )
+
+
+def _leave_out_unset(settings: dict[str, Any]) -> None:
+    """Remove keys that came later, where they say what was so before: trials without them keep their names."""
+    client, attacker = settings["client"], settings["attacker"]
+    if client["partition"] is None:
+        for key in ("partition", "population", "member"):
+            del client[key]
+    if attacker["bn_statistics"]:
+        del attacker["bn_statistics"]
 
 
 def attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:

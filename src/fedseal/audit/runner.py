@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedseal.audit.proofs import proof_data, prove_defences, read_proof
 from fedseal.audit.readings import Reader, ReadingJob, plan_readings
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.setup import Setup, build_setup
+from fedseal.audit.setup import Loaded, Setup, build_setup
 from fedseal.audit.trials import Outcome, TrialRunner
 from fedseal.core.errors import FedsealError, InputError, StorageError, UsageError
 from fedseal.core.files import PathText
@@ -71,7 +71,8 @@ def run_audit(
     _check_scenarios(scenarios)
     stages = Path(directory) / "stages"
     played = tuple(own for scenario in scenarios for own in scenario.by_weights())
-    setups = [build_setup(scenario, data_root=root, device=device, stages=stages) for scenario in played]
+    loaded = Loaded(root)
+    setups = [build_setup(scenario, data_root=root, device=device, stages=stages, loaded=loaded) for scenario in played]
     _check_weights(setups)
     plans = [plan_jobs(setup) for setup in setups]
     readings = [plan_readings(setup) for setup in setups]
@@ -105,10 +106,8 @@ def run_audit(
         watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
         for finding in (finding for found in findings.values() for finding in found):
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
-        left = [(index, job.without(stored)) for index, jobs in enumerate(plans) for job in jobs]
-        tasks: list[tuple[int, Job | ReadingJob]] = [(index, job) for index, job in left if job.trials]
-        known = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
-        tasks += [(index, one) for index, jobs in enumerate(readings) for one in jobs if one.key not in known]
+        read = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
+        tasks = list(_left(plans, readings, stored, read))
         for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
             _train_stage(setups[index], spec, watcher, workers)
         if any(isinstance(job, Job) for _, job in tasks):
@@ -119,6 +118,8 @@ def run_audit(
                 ],
                 workers,
             )
+            if len(scenarios) > 1:
+                watcher.remarked("note", f"plan: {len(scenarios)} scenarios{_varied(scenarios)}.")
             watcher.remarked("note", f"estimate: {forecast.describe()}")
         engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
         weights = tuple(setup.weights_hash for setup in setups)
@@ -145,13 +146,41 @@ def run_audit(
         return load_run(store)
 
 
+def _left(
+    plans: Sequence[Sequence[Job]], readings: Sequence[Sequence[ReadingJob]], stored: set[str], read: set[str]
+) -> Iterator[tuple[int, Job | ReadingJob]]:
+    """Yield what has to run, with the place of its set-up; what several scenarios share runs once."""
+    for index, jobs in enumerate(plans):
+        for job in jobs:
+            own = job.without(stored)
+            stored |= {trial.key for trial in own.trials}
+            if own.trials:
+                yield index, own
+    for index, wanted in enumerate(readings):
+        for one in wanted:
+            if one.key not in read:
+                read.add(one.key)
+                yield index, one
+
+
+def _varied(scenarios: Sequence[Scenario]) -> str:
+    """Return the factors the scenarios are made of, in words."""
+    levels: dict[str, list[str]] = {}
+    for scenario in scenarios:
+        for name, words in scenario.levels.items():
+            levels.setdefault(name, [])
+            levels[name] += [words] if words not in levels[name] else []
+    return "".join(f"{';' if i else ':'} {n} {', '.join(words)}" for i, (n, words) in enumerate(levels.items()))
+
+
 def examine_only(
     scenarios: Sequence[Scenario], *, data_root: PathText | None = None, device: str = "cpu", workers: int = 1
 ) -> tuple[dict[str, tuple[Finding, ...]], Estimate]:
     """Return the doctor's findings by scenario, and what an audit of all would take; nothing is attacked or stored."""
     _check_scenarios(scenarios)
     root = None if data_root is None else Path(data_root)
-    setups = [build_setup(scenario, data_root=root, device=device) for scenario in scenarios]
+    loaded = Loaded(root)
+    setups = [build_setup(scenario, data_root=root, device=device, loaded=loaded) for scenario in scenarios]
     found = {setup.scenario.name: examine(setup) for setup in setups}
     return found, estimate([(setup, plan_jobs(setup)) for setup in setups], workers)
 
@@ -234,14 +263,14 @@ def _make_work(
     scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str, stages: Path
 ) -> Work:
     """Build, once per process, the function that runs a task (scenario index, job)."""
-    measures = cache(measures_of)
+    measures, loaded = cache(measures_of), Loaded(data_root)
     runners: dict[int, TrialRunner] = {}
     readers: dict[int, Reader] = {}
 
     def work(task: tuple[int, Job | ReadingJob], report: Report) -> list[Outcome] | tuple[ReadingRecord, bytes | None]:
         index, job = task
         if index not in runners:
-            setup = build_setup(scenarios[index], data_root=data_root, device=device, stages=stages)
+            setup = build_setup(scenarios[index], data_root=data_root, device=device, stages=stages, loaded=loaded)
             if setup.weights_hash != weights[index]:
                 raise InputError(
                     f"model {scenarios[index].model} has other weights each time it is built.",

@@ -36,6 +36,10 @@ class ClientConfig(_Config):
         normalise: whether images are normalised by the data set's statistics.
         train_mode: whether dropout and the like are active, as in training.
         dtype: of weights and update.
+        partition: spec of the partitioner that deals the private data to a population of which the attacked clients
+            are members; without one, each holds random images.
+        population: how many clients that deals to.
+        member: which of these is attacked, from 0, by batches of its own; None for all in turn, in random order.
     """
 
     batch_size: int = Field(1, ge=1, le=4096)
@@ -48,6 +52,17 @@ class ClientConfig(_Config):
     normalise: bool = False
     train_mode: bool = False
     dtype: Literal["float32", "float64", "float16"] = "float32"
+    partition: str | None = None
+    population: int = Field(10, ge=1, le=100_000)
+    member: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _some_member(self) -> Self:
+        if self.partition is None and self.member is not None:
+            raise ValueError("member names a client of a partition; set partition too")
+        if self.member is not None and self.member >= self.population:
+            raise ValueError(f"member is {self.member}, but the population's {self.population} count from 0")
+        return self
 
 
 class AttackerConfig(_Config):
@@ -56,6 +71,7 @@ class AttackerConfig(_Config):
     Attributes:
         labels: `true`, `unknown`, or the rule by which the attacker infers them.
         batch_size, local_steps, learning_rate, normalisation: whether the server knows these.
+        bn_statistics: whether it is given the statistics of the batch, where `bn_mode` has them sent.
         public_data: whether the attacker holds public data of the same kind.
         public_images: how many at most; of the part `public_fraction` sets aside.
         aware: attack each defence by someone who does not know it, who does, or both.
@@ -67,6 +83,7 @@ class AttackerConfig(_Config):
     local_steps: bool = True
     learning_rate: bool = True
     normalisation: bool = True
+    bn_statistics: bool = True
     public_data: bool = True
     public_images: int = Field(2000, ge=1)
     aware: Literal["naive", "aware", "both"] = "both"
@@ -148,6 +165,8 @@ class Scenario(_Config):
     Attributes:
         name: for reports.
         about: what is audited and who answers for it; see `AboutConfig`.
+        levels: of the factors this scenario is one combination of, in words, by name (`audit.factors`); nothing depends
+            on it.
         data: spec of the data set.
         public_fraction: share of the data that is public.
         model: spec of the model, or `package.module:attribute`; or a mapping with its `name` and options.
@@ -171,6 +190,7 @@ class Scenario(_Config):
 
     name: PlainName = "audit"
     about: AboutConfig = AboutConfig()
+    levels: dict[str, str] = {}
     data: str = "faces"
     public_fraction: float = Field(0.3, gt=0, lt=1)
     model: ModelText = "lenet:init=wide-uniform"
@@ -195,6 +215,8 @@ class Scenario(_Config):
             raise ValueError("weight_seeds must differ from each other")
         if self.weight_seeds and self.stage is not None and self.stage.checkpoint is not None:
             raise ValueError("weight_seeds mean nothing where a checkpoint has the weights; leave them out")
+        if self.stage is not None and self.client.partition is not None:
+            raise ValueError("client.partition is of first rounds; where a stage is attacked, set stage.partition")
         return self
 
     @property

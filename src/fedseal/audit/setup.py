@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -15,24 +15,22 @@ from torch import nn
 from fedseal.audit.exchange import Exchange, TargetRound, TargetStreams, first_round
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.stage import Ground, Staging, scenario_ground, trained_ground
+from fedseal.audit.targets import Targets, held_by_default, images_per_target
 from fedseal.core.attack import Attack
 from fedseal.core.batch import IDENTITY, Batch, joined
 from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.devices import find_device
-from fedseal.core.errors import InputError
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, UpdateKind
-from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset, split_public
 from fedseal.data.registry import DATASETS
-from fedseal.defences.pipeline import Pipeline, build_defence
+from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
 from fedseal.federation.cohort import federated_model
 from fedseal.federation.fitting import fitting_model, with_targets
 from fedseal.federation.loss import is_class
 from fedseal.federation.rehearsal import Rehearsal, rehearsal_of
-from fedseal.metrics.singling import draw_strangers
 from fedseal.models.registry import output_size
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
@@ -115,31 +113,30 @@ class Setup:
             return set_mode(self.staging.model(defence, name or defence.name), self.config)
         return set_mode(federated_model(defence, copy.deepcopy(self.model), self.scenario.seed), self.config)
 
+    @cached_property
+    def targets(self) -> Targets:
+        """Whose images are behind which target."""
+        return Targets(self.private, self.scenario, self.images_per_target)
+
     def batches(self, target: int, shape: RoundShape) -> list[Batch]:
         """Return the batches of one target's clients and local steps; different targets share no image."""
-        indices = _target_order(self.private, self.scenario)[target * self.images_per_target :][: shape.images]
-        like = next(self.model.parameters())
-        return [self.private.batch(part).to(like.device, like.dtype) for part in torch.split(indices, shape.batch_size)]
-
-    def holdings(self, target: int, defence: Defence) -> list[Batch] | None:
-        """Return all that each client of a target holds, what it uses first; None if that is all.
-
-        Clients of different targets share no image, and hold the same number whatever the defence.
-        """
-        shape = self.shape(defence)
-        each = self.images_per_target // shape.clients
         used = shape.batch_size * shape.local_steps
-        if each <= used or not (self.scenario.client.examples or _held_by_default(defence)):
-            return None
-        start = target * self.images_per_target
-        order = _target_order(self.private, self.scenario)[start : start + self.images_per_target]
-        mine = torch.split(order[: shape.images], used)
-        others = torch.split(order[shape.images :], each - used)
         like = next(self.model.parameters())
         return [
-            self.private.batch(torch.cat(parts)).to(like.device, like.dtype)
-            for parts in zip(mine, others, strict=False)
+            self.private.batch(part).to(like.device, like.dtype)
+            for places in self.targets.clients(target, shape)
+            for part in torch.split(places[:used], shape.batch_size)
         ]
+
+    def holdings(self, target: int, defence: Defence) -> list[Batch] | None:
+        """Return all that each client of a target holds, what it uses first; None if that is all."""
+        shape = self.shape(defence)
+        held = self.targets.clients(target, shape)
+        used = shape.batch_size * shape.local_steps
+        if len(held[0]) <= used or not (self.scenario.client.examples or held_by_default(defence)):
+            return None
+        like = next(self.model.parameters())
+        return [self.private.batch(places).to(like.device, like.dtype) for places in held]
 
     def client_data(self, spec: str) -> Iterator[tuple[Batch, torch.Generator]]:
         """Yield what every client of every target holds, and what a defence of that spec prepares it with.
@@ -235,11 +232,11 @@ class Setup:
             num_classes=self.outputs,
             loss=self.scenario.loss,
             loss_reduction=attacker.loss_reduction or client.loss_reduction,
-            bn_mode=client.bn_mode,
+            bn_mode=client.bn_mode if attacker.bn_statistics or client.bn_mode == "eval" else "train-nostats",
             label_rule=attacker.labels,
             batch_size=shape.batch_size if attacker.batch_size else None,
             labels=originals.labels if attacker.labels == "true" else None,
-            bn_statistics=bn_statistics if client.bn_mode == "train-exact-stats" and shape.clients == 1 else None,
+            bn_statistics=bn_statistics if self._sends_statistics and shape.clients == 1 else None,
             clients=shape.clients,
             local_steps=shape.local_steps if attacker.local_steps else None,
             learning_rate=client.learning_rate if attacker.learning_rate else None,
@@ -247,6 +244,10 @@ class Setup:
             auxiliary=self.public if attacker.public_data else None,
         )
         return replace(knowledge, rehearse=rehearsal_of(knowledge, self._kind(shape), train_mode=client.train_mode))
+
+    @property
+    def _sends_statistics(self) -> bool:
+        return self.scenario.client.bn_mode == "train-exact-stats" and self.scenario.attacker.bn_statistics
 
     def _kind(self, shape: RoundShape) -> UpdateKind:
         return replace(self.config, local_steps=shape.local_steps).kind
@@ -269,8 +270,42 @@ def aware_of(knowledge: Knowledge, defence: Defence, spec: str | None = None) ->
     return knowledge
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Data sets that several scenarios of one run share: each is read, hashed and split once.
+
+    Args:
+        data_root: where local data sets lie.
+    """
+
+    data_root: Path | None = None
+    _sets: dict[str, tuple[ImageDataset, str]] = field(default_factory=dict)
+    _parts: dict[tuple[str, float, int], tuple[ImageDataset, ImageDataset]] = field(default_factory=dict)
+
+    def dataset(self, spec: str) -> tuple[ImageDataset, str]:
+        """Return a data set and the hash of its content."""
+        if spec not in self._sets:
+            found = DATASETS.build(spec, data_root=self.data_root)
+            self._sets[spec] = found, hash_tensors({"images": found.images, "labels": found.labels})
+        return self._sets[spec]
+
+    def split(self, dataset: ImageDataset, scenario: Scenario) -> tuple[ImageDataset, ImageDataset]:
+        """Return the private and the public part of a scenario's data, whose labels may be as its loss has them."""
+        if dataset is not self.dataset(scenario.data)[0]:
+            return split_public(dataset, scenario.public_fraction, scenario.seed)
+        key = (scenario.data, scenario.public_fraction, scenario.seed)
+        if key not in self._parts:
+            self._parts[key] = split_public(dataset, scenario.public_fraction, scenario.seed)
+        return self._parts[key]
+
+
 def build_setup(
-    scenario: Scenario, *, data_root: Path | None = None, device: str = "cpu", stages: Path | None = None
+    scenario: Scenario,
+    *,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    stages: Path | None = None,
+    loaded: Loaded | None = None,
 ) -> Setup:
     """Load the data, split it, build and check the model.
 
@@ -279,19 +314,20 @@ def build_setup(
         data_root: where local data sets lie.
         device: where everything is computed.
         stages: where the state of trainings is kept, if a later round is attacked; in memory, if None.
+        loaded: data that other scenarios use too.
     """
+    loaded = loaded or Loaded(data_root)
     where, granted = find_device(device), scenario.attacker.public_images
     if scenario.stage is not None and scenario.stage.checkpoint is not None:
         ground, private, config = trained_ground(scenario, data_root=data_root, device=device)
         model, content = ground.model, hash_tensors({"images": private.images, "labels": private.labels})
         public = ground.test.pick(slice(granted))
     else:
-        dataset = DATASETS.build(scenario.data, data_root=data_root)
-        content = hash_tensors({"images": dataset.images, "labels": dataset.labels})
+        dataset, content = loaded.dataset(scenario.data)
         config = _round_config(scenario, dataset)
         model = fitting_model(scenario.model, dataset, scenario.loss, scenario.weight_seed)
         dataset = with_targets(dataset, model, scenario.loss)
-        private, rest = split_public(dataset, scenario.public_fraction, scenario.seed)
+        private, rest = loaded.split(dataset, scenario)
         public = rest.batch(torch.arange(min(len(rest), granted)))
         model, ground = model.to(where, _DTYPES[scenario.client.dtype]), None
     like = next(model.parameters())
@@ -299,7 +335,9 @@ def build_setup(
     if scenario.stage is not None and ground is None:
         ground = scenario_ground(scenario, private, model, public, config)
     staging = None if ground is None or scenario.stage is None else _staging(scenario, ground, stages)
-    images = _images_per_target(scenario, len(private))
+    images = images_per_target(scenario, len(private))
+    taken = None if staging is None else staging.attacked(scenario.with_control)
+    strangers = Targets(private, scenario, images).strangers(taken)
     return Setup(
         scenario,
         private,
@@ -307,7 +345,7 @@ def build_setup(
         set_mode(model, config),
         config,
         images,
-        _draw_strangers(private, scenario, _targeted(private, scenario, images, staging)).to(like.device, like.dtype),
+        strangers.to(like.device, like.dtype),
         content,
         hash_tensors(model.state_dict()),
         staging,
@@ -332,49 +370,3 @@ def _staging(scenario: Scenario, ground: Ground, stages: Path | None) -> Staging
     client = scenario.client
     plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
     return Staging(scenario.stage, ground, lambda defence: defence.reshape(plain), stages)
-
-
-def _targeted(private: ImageDataset, scenario: Scenario, images: int, staging: Staging | None) -> torch.Tensor:
-    """Return the places of the private images that may be attacked; refuse if there are not as many.
-
-    The first quarter of the order counts as attacked, so that up to that more targets take no stranger away.
-    """
-    if staging is not None:
-        return staging.attacked(scenario.with_control)
-    needed = scenario.targets * images
-    if needed > len(private):
-        raise InputError(
-            f"{scenario.targets} targets of {images} images need {needed} private ones, "
-            f"{private.name} leaves {len(private)}.",
-            hint="Lower `targets` or `client.batch_size`, or use a larger data set.",
-        )
-    return _target_order(private, scenario)[: max(needed, len(private) // 4)]
-
-
-def _target_order(private: ImageDataset, scenario: Scenario) -> torch.Tensor:
-    """Return the order in which private images become targets."""
-    return torch.randperm(len(private), generator=generator(scenario.seed, "targets"))
-
-
-def _draw_strangers(private: ImageDataset, scenario: Scenario, targeted: torch.Tensor) -> Batch:
-    """Return images of the same source that are nobody's target, the same ones however many targets there are."""
-    order = _target_order(private, scenario)
-    rest = order[~torch.isin(order, targeted)]
-    by_class = scenario.attacker.labels == "true" and is_class(private.labels)
-    return private.batch(draw_strangers(private.labels, rest, by_class=by_class))
-
-
-def _images_per_target(scenario: Scenario, available: int) -> int:
-    """Return how many private images a target has for itself: what its clients use, or hold."""
-    client = scenario.client
-    plain = RoundShape(client.batch_size, client.local_steps, client.aggregate)
-    defences = [build_defence(name) for name in (*scenario.defences, "none")]
-    used = max(defence.reshape(plain).images for defence in defences)
-    wanted = client.aggregate * max(map(_held_by_default, defences))
-    held = client.aggregate * client.examples if client.examples else min(wanted, available // scenario.targets)
-    return max(used, held)
-
-
-def _held_by_default(defence: Defence) -> int:
-    members = defence.members if isinstance(defence, Pipeline) else (defence,)
-    return max(member.holdings for member in members)

@@ -25,7 +25,7 @@ from fedseal.cli.options import (
     Strict,
     Targets,
     Workers,
-    chosen_scenario,
+    chosen_scenarios,
     look_here_for_models,
     run_options,
     watching,
@@ -67,7 +67,6 @@ def audit(
     from fedseal.audit.comparison import compare_runs
     from fedseal.audit.levels import RiskLevel
     from fedseal.audit.runner import open_run, run_audit
-    from fedseal.audit.scenario import Scenario
     from fedseal.report.comparison import render_comparison
     from fedseal.report.terminal import render_terminal
     from fedseal.report.write import write_reports
@@ -85,8 +84,7 @@ def audit(
         "control": control,
         "client": {"batch_size": batch_size},
     }
-    paths: list[Path | None] = [*scenario] if scenario else [None]
-    chosen = [chosen_scenario(path, Scenario, "audit", options) for path in paths]
+    chosen = chosen_scenarios(scenario, options, command="audit")
     look_here_for_models()
     with watching() as watcher:
         run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)

@@ -93,19 +93,30 @@ def chosen_scenario(path: Path | None, model: type[Config], command: str, option
         command: of fedseal, named in hints.
         options: what was given, by key; None is left out, in parts of the scenario too.
     """
-    from importlib.resources import as_file, files
-
     from fedseal.core.config_file import configure
 
-    given = {key: _given(value) if isinstance(value, dict) else value for key, value in options.items()}
-    if path is not None:
-        return configure(path, model, _given(given), command=command)
-    with as_file(files(model.__module__.rpartition(".")[0]) / "presets" / "quick.yaml") as shipped:
-        return configure(shipped, model, _given(given), command=command)
+    return configure(path or preset(model.__module__), model, _given(options), command=command)
+
+
+def chosen_scenarios(paths: list[Path] | None, options: Mapping[str, Any], *, command: str) -> tuple[Any, ...]:
+    """Return the audits' scenarios from files, several where keys have lists of values; else the preset's."""
+    from fedseal.audit.factors import scenarios_of
+
+    sources: list[Any] = [*paths] if paths else [preset("fedseal.audit.scenario")]
+    return tuple(one for source in sources for one in scenarios_of(source, _given(options), command=command))
+
+
+def preset(module: str, name: str = "quick") -> str:
+    """Return the text of a scenario that is shipped beside a module."""
+    from importlib.resources import files
+
+    return (files(module.rpartition(".")[0]) / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
+    """Return what was given: None is left out, in parts too, and so is a part of which nothing is left."""
+    inner = {key: _given(value) if isinstance(value, Mapping) else value for key, value in options.items()}
+    return {key: value for key, value in inner.items() if value is not None and value != {}}
 
 
 def numbers(text: str, kind: Any, option: str) -> list[Any]:

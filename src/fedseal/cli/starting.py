@@ -14,7 +14,7 @@ from fedseal.cli.options import (
     Device,
     Model,
     Workers,
-    chosen_scenario,
+    chosen_scenarios,
     command_line,
     look_here_for_models,
     run_options,
@@ -67,11 +67,9 @@ def check(
     from rich.console import Console
 
     from fedseal.audit.runner import examine_only
-    from fedseal.audit.scenario import Scenario
     from fedseal.report.progress import TerminalProgress
 
-    paths: list[Path | None] = [*scenario] if scenario else [None]
-    chosen = [chosen_scenario(path, Scenario, "check", {"data": data, "model": model}) for path in paths]
+    chosen = chosen_scenarios(scenario, {"data": data, "model": model}, command="check")
     look_here_for_models()
     at_once = run_options(data_root, device, workers)["workers"]
     found, forecast = examine_only(chosen, data_root=data_root, device=device, workers=at_once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -63,6 +64,21 @@ LARGEST_FILE = 1 << 20
 """Bytes a scenario may have."""
 
 
+@dataclass(frozen=True)
+class Plain:
+    """What a configuration was given as, before it is validated.
+
+    Attributes:
+        values: plain ones, by key.
+        source: what to call it in messages.
+        node: the YAML it came from, which knows its lines.
+    """
+
+    values: dict[str, Any]
+    source: str
+    node: yaml.Node | None = None
+
+
 def configure(source: Source | None, model: type[M], values: Mapping[str, Any], *, command: str) -> M:
     """Return a configuration from whatever a caller has, with further values on top.
 
@@ -73,25 +89,32 @@ def configure(source: Source | None, model: type[M], values: Mapping[str, Any], 
         values: keys to replace; a mapping replaces single keys inside of a part.
         command: of fedseal, named in hints.
     """
-    chosen = _read_source(source, model, command)
+    chosen = source if isinstance(source, model) else _validated(plain_values(source, model, command), model, command)
     if not values:
         return chosen
-    merged = chosen.model_dump(mode="json")
-    for key, value in values.items():
-        merge = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if merge else value
+    merged = with_values(chosen.model_dump(mode="json"), values)
     return validate_config(merged, model, source="the options given", command=command)
 
 
-def _read_source(source: Source | None, model: type[M], command: str) -> M:
+def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values with others on top; a mapping replaces single keys inside of a part."""
+    merged = dict(base)
+    for key, value in values.items():
+        merge = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if merge else value
+    return merged
+
+
+def plain_values(source: Source | None, model: type[BaseModel], command: str) -> Plain:
+    """Return what a caller gave as plain values; see `configure`."""
     if isinstance(source, model):
-        return source
+        return Plain(source.model_dump(mode="json"), "the values given")
     if source is None or isinstance(source, Mapping):
-        return validate_config(dict(source or {}), model, source="the values given", command=command)
+        return Plain(dict(source or {}), "the values given")
     if isinstance(source, str) and _YAML_TEXT.search(source):
-        return parse_config(source, model, source="the text given", command=command)
+        return _parsed(source, "the text given")
     if isinstance(source, str | os.PathLike):
-        return read_config(source, model, command=command)
+        return _read(Path(source), command)
     raise UsageError(
         f"a {model.__name__} cannot be made of {type(source).__name__}.",
         hint="Give one, a mapping, the path of a YAML file, or YAML text.",
@@ -106,7 +129,15 @@ def read_config(path: PathText, model: type[M], *, command: str) -> M:
         model: what it must be.
         command: of fedseal, named in hints.
     """
-    path = Path(path)
+    return _validated(_read(Path(path), command), model, command)
+
+
+def parse_config(text: str, model: type[M], *, source: str, command: str) -> M:
+    """Read YAML text into a model; errors name `source`, line and key."""
+    return _validated(_parsed(text, source), model, command)
+
+
+def _read(path: Path, command: str) -> Plain:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(f"{path} is too large for a scenario.", hint=f"At most {LARGEST_FILE >> 20} MiB are read.")
@@ -120,15 +151,18 @@ def read_config(path: PathText, model: type[M], *, command: str) -> M:
         raise InputError(
             f"cannot read the scenario {shortened(str(path), 120)}: {reason}.", hint="It must be a UTF-8 YAML file."
         ) from error
-    return parse_config(text, model, source=str(path), command=command)
+    return _parsed(text, str(path))
 
 
-def parse_config(text: str, model: type[M], *, source: str, command: str) -> M:
-    """Read YAML text into a model; errors name `source`, line and key."""
+def _parsed(text: str, source: str) -> Plain:
     node, values = read_yaml(text, source)
     if not isinstance(values, dict):
         raise UsageError(f"{source} does not hold a mapping.", hint="Start with a line such as `data: faces`.")
-    return validate_config(values, model, source=source, command=command, node=node)
+    return Plain(values, source, node)
+
+
+def _validated(plain: Plain, model: type[M], command: str) -> M:
+    return validate_config(plain.values, model, source=plain.source, command=command, node=plain.node)
 
 
 def validate_config(

@@ -78,7 +78,7 @@ def partition(dataset: ImageDataset, spec: Spec | str, clients: int, seed: int) 
     if dataset.labels.ndim != 1:
         raise InputError(
             f"{dataset.name} has several flags or values per image, and data is dealt to clients by classes.",
-            hint="Attack a first round: leave `stage` out.",
+            hint="Attack a first round without a partition: leave `stage` and `client.partition` out.",
         )
     partitioner = PARTITIONERS.build(spec)
     places = [part.sort().values for part in partitioner.deal(dataset, clients, generator(seed, "partition"))]
