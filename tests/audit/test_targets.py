@@ -70,7 +70,7 @@ def test_strangers_are_nobodys_target_and_the_same_for_more_targets() -> None:
 
 
 def test_too_few_large_clients_are_refused_in_words() -> None:
-    with pytest.raises(InputError, match=r"quantity:power=3 leaves clients for \d targets"):
+    with pytest.raises(InputError, match=r"quantity:power=3 leaves clients for \d+ targets"):
         setup_of({"batch_size": 64, "partition": "quantity:power=3", "population": 40}, targets=60)
 
 
