@@ -52,7 +52,8 @@ class Targets:
         mine = torch.split(order[: shape.images], used)
         if each <= used:
             return list(mine)
-        return [torch.cat(parts) for parts in zip(mine, order[shape.images :].split(each - used), strict=False)]
+        others = torch.split(order[shape.images :], each - used)
+        return [torch.cat(parts) for parts in zip(mine, others, strict=False)]
 
     @cached_property
     def attacked(self) -> Tensor:
