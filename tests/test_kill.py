@@ -29,8 +29,8 @@ targets: 1
 readings: 0
 """
 TRIALS = 6
-MOMENTS = {1: [(None, 2.0), (1, 0.2), (2, 0.2)], 2: [(2, 0.1)]}
-"""When to kill, by workers: after the start or the n-th trial of an attempt, then a time drawn up to a limit."""
+Moments = list[tuple[int | None, float]]
+"""When to kill: after the start or the n-th trial of an attempt, then a time drawn up to a limit."""
 
 
 def start(directory: Path, workers: int) -> subprocess.Popen[str]:
@@ -118,12 +118,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_killed_audit_resumes(tmp_path: Path, undisturbed: list[dict[str, Any]], workers: int):
+@pytest.mark.parametrize(
+    ("workers", "moments"),
+    [
+        pytest.param(1, [(2, 0.1)], id="once"),
+        pytest.param(1, [(None, 2.0), (1, 0.2), (2, 0.2)], id="thrice", marks=pytest.mark.slow),
+        pytest.param(2, [(2, 0.1)], id="workers", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_audit_resumes(tmp_path: Path, undisturbed: list[dict[str, Any]], workers: int, moments: Moments):
     draw = random.Random(workers)
     before: dict[str, tuple[int, str]] = {}
     files: dict[str, tuple[int, int]] = {}
-    for trials, limit in MOMENTS[workers]:
+    for trials, limit in moments:
         process = start(tmp_path, workers)
         if trials is not None:
             wait_for_trials(process, trials)

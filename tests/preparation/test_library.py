@@ -59,7 +59,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @dataclass(frozen=True)
 class Count(Trainable[Tensor]):
     """Counts to a number."""
@@ -92,6 +91,7 @@ class Secret(Count):
     private = True
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_any_moment_goes_on_and_ends_alike(tmp_path: Path) -> None:
     script = tmp_path / "walk.py"
     script.write_text(STEPS)

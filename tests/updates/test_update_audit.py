@@ -236,6 +236,7 @@ class TestWithoutOriginals:
         assert "can be sure of it without the original" in " ".join(text.split())
         assert (tmp_path / "out" / "reconstruction-000.png").exists()
 
+    @pytest.mark.slow
     def test_a_drowned_update_leaves_the_attacker_unsure(self, cli: Any, tmp_path: Path):
         sender = client("lenet:init=wide-uniform", defence="gaussian:sigma=1.0")
         path = write_update(tmp_path, sender.recorded(defence="gaussian:sigma=1.0"))
