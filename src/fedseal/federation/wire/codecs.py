@@ -160,6 +160,9 @@ def decode_tensor(tag: int, body: memoryview, count: int, dtype: torch.dtype) ->
     if positions is not Positions.ALL:
         kept, offset = read_varint(body, 0)
         require(kept <= count, "more entries are present than there are")
+        require(kept < count, "positions are written where all entries are present")
+    if kept == 0:
+        require(tag == _empty_tag(count), "a tensor of zeros is written in another way than zeros are")
     if positions in (Positions.RICE, Positions.RICE_ABSENT):
         require(offset < len(body), "a parameter is missing")
         parameter, offset = body[offset], offset + 1
@@ -167,7 +170,11 @@ def decode_tensor(tag: int, body: memoryview, count: int, dtype: torch.dtype) ->
         grid, offset = _read_grid(body, offset, dtype)
         end = offset + packed_size(kept, grid.width)
         require(end <= len(body), "values are cut off")
-        words = _words(_ungrid(unpack(body[offset:end], kept, grid.width), grid))
+        numbers = unpack(body[offset:end], kept, grid.width)
+        words = _words(_ungrid(numbers, grid))
+        for formula in range(grid.formula):  # the first that gives the bits is the one that is written
+            other = _words(_ungrid(numbers, Grid(grid.scale, grid.width, formula)))
+            require(not np.array_equal(other, words), "a grid names a later formula than it need")
     else:
         end = offset + kept * width
         require(end <= len(body), "values are cut off")
@@ -177,10 +184,16 @@ def decode_tensor(tag: int, body: memoryview, count: int, dtype: torch.dtype) ->
         require(len(rest) == 0, "values are followed by something")
         flat = words.astype(f"u{width}")
     else:
+        require(bool(words.all()), "an absent entry is written as present")
         where = _read_positions(positions, rest, count, kept, parameter)
         flat = np.zeros(count, f"u{width}")
         flat[where] = words
     return torch.from_numpy(flat.view(f"i{width}")).view(dtype)
+
+
+def _empty_tag(count: int) -> int:
+    """Return the one tag of a tensor of zeros, or of no entries."""
+    return Positions.ALL if count == 0 else Positions.INDEX if count <= _MAX_INDEX else Positions.VARINT
 
 
 def _candidates(sizes: dict[Positions, int], count: int, kept: int, grid: Grid | None, itemsize: int) -> list[_Shape]:
@@ -243,10 +256,13 @@ def _read_positions(
         return indices
     if positions is Positions.VARINT:
         return _indices(read_varints(data, kept), count)
+    gaps = rice_unpack(data, kept if positions is Positions.RICE else count - kept, parameter)
+    where = _indices(gaps, count)
+    require(parameter == rice_parameter(gaps), "gaps have another parameter than the best")
     if positions is Positions.RICE:
-        return _indices(rice_unpack(data, kept, parameter), count)
+        return where
     mask = np.ones(count, bool)
-    mask[_indices(rice_unpack(data, count - kept, parameter), count)] = False
+    mask[where] = False
     return mask
 
 
