@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.defence import DEFENCES, AttackerView, Defence, Loss, RoundContext
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.defences.ats_operations import LIBRARY, OPERATIONS, SIGNED
 from fedseal.federation.client import sample_gradients
@@ -112,6 +112,8 @@ class ATS(Defence):
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
         """Crop, mirror and transform the batch."""
         images = batch.images
+        if not bool(torch.isfinite(images).all()):
+            raise InputError("ats: images hold values that are NaN or infinite.", hint="Check how they are read.")
         if self.crop:
             images = random_crop(images, self.crop, context.generator)
         if self.flip:

@@ -188,6 +188,7 @@ class Soteria(Defence):
         if self.ratio == 0:
             return gradient
         model, inputs = _scoring_copy(context)
+        inputs = inputs.contiguous()  # images that share their memory cannot be moved along directions of their own
         layer = defended_layer(model, inputs[:2])
         self._weight = layer.weight_name
         with torch.no_grad():
