@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedseal.audit.run import Run
 from fedseal.audit.verdict import judge
+from fedseal.report.markdown import escaped, render_markdown
 from fedseal.report.overview import render_overview
 
 
@@ -47,3 +48,13 @@ def test_what_is_missing_and_what_the_model_was_fed_is_said(make_run: Callable[.
 
 def test_a_scenario_without_defences_has_no_overview(make_run: Callable[..., Run]) -> None:
     assert render_overview(make_run(defences=("none",))) == ""
+
+
+def test_names_break_out_of_no_markdown_table(hostile: Run) -> None:
+    records = tuple(r.model_copy(update={"defence": f"{r.defence}|x\n| y |"}) for r in hostile.records)
+    text = render_markdown(replace(hostile, records=records))
+    assert "<script" not in text
+    assert escaped("a|b <i>\nc") == "a&#124;b &lt;i&gt; c"
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 3
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}

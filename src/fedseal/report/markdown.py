@@ -23,7 +23,7 @@ def render_markdown(run: Run) -> str:
         own = [cell for cell in cells if cell.scenario == scenario.name]
         client = scenario.client
         parts.append(
-            f"## {scenario.name}\n\n"
+            f"## {escaped(scenario.name)}\n\n"
             f"{escaped(scenario.model)} on {escaped(scenario.data)}, "
             f"batch {client.batch_size}, local steps {client.local_steps}, "
             f"batch normalisation `{client.bn_mode}`, labels `{scenario.attacker.labels}`, seed {scenario.seed}. "
@@ -41,7 +41,11 @@ def _chance(cells: list[Cell]) -> str:
         name: sum(sum(r.baselines[name]) for r in done.succeeded) / sum(len(r.baselines[name]) for r in done.succeeded)
         for name in names
     }
-    return "Chance, in dB: " + ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in means.items()) + "."
+    return (
+        "Chance, in dB: "
+        + ", ".join(f"{escaped(name.replace('_', ' '))} {value:.1f}" for name, value in means.items())
+        + "."
+    )
 
 
 def _row(cell: Cell) -> str:
