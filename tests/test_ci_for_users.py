@@ -56,7 +56,7 @@ def scenario(place: Path, *, defence: str, targets: int) -> str:
     [
         pytest.param("topk:ratio=0.1", 4, "", 1, marks=pytest.mark.slow),  # a weak defence leaks
         pytest.param("topk:ratio=0.1", 4, "topk:ratio=0.1", 1, marks=pytest.mark.slow),  # the undefended row is judged
-        ("gaussian:sigma=100", 4, "", 0),  # the control leaks, the defence does not
+        pytest.param("gaussian:sigma=100", 4, "", 0, marks=pytest.mark.slow),  # the control leaks, the defence does not
         ("gaussian:sigma=100", 2, "", 4),  # too few to say so
     ],
 )
