@@ -25,7 +25,7 @@ attacks: ["ig:iterations=60", "ig:iterations=61"]
 targets: 1
 readings: 0
 """
-_LIMIT = 300.0
+_LIMIT = 1800.0
 _KEPT = 3
 """Kills of one run before it may end."""
 

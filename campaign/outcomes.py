@@ -20,7 +20,7 @@ from fedseal.core.errors import FedsealError
 
 SECONDS = 20
 """Of computing, after which an attempt hangs; a busy machine is not its fault."""
-PATIENCE = 300
+PATIENCE = 900
 """Seconds after which one hangs that does not even compute."""
 MEMORY = 3 << 30
 """Bytes beyond which an attempt has taken too much."""
