@@ -42,8 +42,8 @@ copybutton_exclude = ".linenos, .gp, .go"
 INDICES = ("methods/README", "results/README")
 """Pages that list all others of their directory, and have them below them in the navigation."""
 GUIDES = (
-    *("guides/my-model", "guides/my-data", "guides/my-update", "flower", "nvflare", "ci", "guides/scale-out"),
-    *("guides/write-an-attack", "guides/write-a-defence"),
+    *("guides/my-model", "guides/my-data", "guides/my-update", "flower", "nvflare", "ci", "guides/text-and-tables"),
+    *("guides/scale-out", "guides/write-an-attack", "guides/write-a-defence"),
 )
 """The guides to read first. Whatever else lies in docs/ or docs/guides/ follows by its name: a page is on the site as
 soon as it is in the tree."""

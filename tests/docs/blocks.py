@@ -1,4 +1,7 @@
-"""The code in Markdown pages: found, and run as a reader would run it. What marks mean is in CONTRIBUTING.md."""
+"""The code in Markdown pages: found, and run as a reader would run it. What marks mean is in CONTRIBUTING.md.
+
+`python -m tests.docs.blocks` lists the blocks that no test runs, and why.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ("sh", "python")
 """Languages that are run, if the block is not a file."""
 SHOWN = ("yaml", "toml", "json", "text", "console", "html", "ini", "xml")
-MARKS = ("slow", "fresh", "not run", "exits", "before")
+MARKS = ("slow", "fresh", "not run", "exits", "before", "serves")
 _MARK = re.compile(rf"<!--\s*({'|'.join(MARKS)}):\s*(.*?)\s*-->", re.DOTALL)
 _NAMED = re.compile(r"`([\w./-]+\.\w+)`[^`]*:$")
 _FIRST_LINE = re.compile(r"# ([\w./-]+\.\w+)(?:\s|$)")
@@ -79,6 +83,17 @@ class Block:
         return [words for words in found if words]
 
 
+def guides() -> list[str]:
+    """Return the pages whose blocks are run."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("examples/*/*.md")]
+    return sorted(str(page.relative_to(ROOT)) for page in found if blocks_of(page))
+
+
+def left_out() -> list[Block]:
+    """Return the blocks of guides that are never run."""
+    return [block for page in guides() for block in blocks_of(ROOT / page) if "not run" in block.marks]
+
+
 def blocks_of(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order, those in lists among them."""
     return read_blocks(page, page.read_text(encoding="utf-8"))
@@ -121,7 +136,8 @@ class Reader:
         environment = {} if fresh else {"PYTHONPATH": str(ROOT / "src")}
         path = [] if fresh else [str(Path(sys.executable).parent)]
         environment |= {"PATH": os.pathsep.join([*path, os.environ["PATH"]]), "COLUMNS": "120", "TERM": "dumb"}
-        environment |= {"FEDSEAL_CACHE": str(directory.parent / "cache"), "OMP_NUM_THREADS": "1"}
+        environment |= {"FEDSEAL_CACHE": str(directory.parent / "cache"), "OMP_NUM_THREADS": "1", "BROWSER": "true"}
+        environment["FEDSEAL_WORKERS"] = "1"  # small audits: starting further processes would cost more than they do
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         self._state.write_text("\n".join([*lines, f"cd {shlex.quote(str(directory))}", ""]))
 
@@ -145,7 +161,22 @@ class Reader:
             run = self._shell if block.language == "sh" else self._python
             if "before" in block.marks:
                 run(block, block.marks["before"], 0)
-            run(block, block.code, int(block.marks.get("exits", 0)))
+            if "serves" in block.marks:
+                self._server(block, block.marks["serves"])
+            else:
+                run(block, block.code, int(block.marks.get("exits", 0)))
+
+    def _server(self, block: Block, words: str) -> None:
+        """Run what goes on until somebody ends it: wait until it says `words`, then press Ctrl-C."""
+        script = f". {shlex.quote(str(self._state))}\nexport PYTHONUNBUFFERED=1\n{block.code}"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(["bash", "-c", script], text=True, start_new_session=True, **pipes) as serving:
+            assert serving.stdout is not None
+            said = next((line for line in serving.stdout if words in line), None)
+            os.killpg(serving.pid, signal.SIGINT)
+            rest = serving.communicate(timeout=300)[0]
+        assert said is not None, f"{block.where} does not say {words!r}\n{rest}"
+        assert serving.returncode in (0, 130), f"{block.where} ends with {serving.returncode}\n{rest}"  # 130: the shell
 
     def _shell(self, block: Block, code: str, expected: int) -> None:
         state = shlex.quote(str(self._state))
@@ -180,3 +211,7 @@ class Reader:
                 return
             said.append(line)
         raise AssertionError(f"{block.where} ended the interpreter\n{code}\n" + "".join(said)[-3000:])
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{block.where}: {block.marks['not run']}\n" for block in left_out())

@@ -53,7 +53,10 @@ Rounds: TypeAlias = Annotated[int | None, typer.Option(help="Rounds of training.
 RunDirectory: TypeAlias = Annotated[Path, typer.Argument(help="Directory of a run.")]
 Targets: TypeAlias = Annotated[int | None, typer.Option(help="Independent batches attacked per cell.")]
 Workers: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="Trials or clients run at once; one per core by default on a CPU.")
+    int | None,
+    typer.Option(
+        min=1, envvar="FEDSEAL_WORKERS", help="Trials or clients run at once; one per core by default on a CPU."
+    ),
 ]
 
 Config = TypeVar("Config", bound=BaseModel)
