@@ -38,7 +38,7 @@ def clip_to_norm(tensors: Tensors, bound: float, order: float = 2.0) -> Tensors:
     if math.isinf(bound):
         return tensors
     factor = (bound / (torch.linalg.vector_norm(flatten(tensors), order) + 1e-12)).clamp(max=1.0)
-    return {name: tensor * factor for name, tensor in tensors.items()}
+    return {name: (tensor * factor).to(tensor.dtype) for name, tensor in tensors.items()}
 
 
 def with_noise(tensors: Tensors, law: NoiseLaw, generator: torch.Generator) -> Tensors:
