@@ -532,6 +532,7 @@ class TestExample:
         assert result["dropped"] == []
         assert result["costs"]["1"]["fedseal-bytes-up"] > 0
 
+    @pytest.mark.slow
     def test_an_undefended_update_is_audited_by_the_documented_command(
         self, flower: Any, example: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):

@@ -435,7 +435,7 @@ class TestWhatLeaves:
             def spy(message: Message, context: Context, call_next: Any) -> Message:
                 reply = call_next(message, context)
                 sizes[name] = sum(len(array.data) for array in reply.content["arrays"].values())
-                assert reply.content["fedseal"]["cost-bytes-up"] == pytest.approx(sizes[name], abs=6000)
+                assert reply.content["fedseal"]["cost-bytes-payload"] == sizes[name]
                 return reply
 
             grid = flower.grid(quickstart(wide, spy, defend("topk:ratio=0.99")), 2)

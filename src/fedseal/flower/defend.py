@@ -31,10 +31,11 @@ from fedseal.federation.wire import encode
 from fedseal.flower import statistics
 from fedseal.flower.envelope import ENCODINGS, ENVELOPE, Encoding, Envelope, chosen_encoding, refusal, server_round
 from fedseal.flower.keeping import say_what_is_lost, site_setting, turn_of
-from fedseal.flower.records import content_bytes, in_types_of, only_arrays, payload_record, to_record, to_tensors
+from fedseal.flower.records import in_types_of, only_arrays, payload_record, to_record, to_tensors
 from fedseal.flower.rounds import Seal, opened
 from fedseal.flower.scope import Scope, differences
 from fedseal.flower.statistics import StatisticsPolicy
+from fedseal.flower.traffic import traffic_of
 from fedseal.ledger import Budget, Turn
 
 Costs: TypeAlias = Literal["record", "metrics"]
@@ -179,8 +180,10 @@ class _Defend:
         """Say what was done and what it cost."""
         epsilon = turn.epsilon()
         known = bool(turn.page.spent) and math.isfinite(epsilon.value)
+        traffic = traffic_of(content)
         values = {name: getattr(sealed.cost, name) for name in _FIGURES} | {
-            "bytes_up": content_bytes(content),
+            "bytes_up": traffic.bytes,
+            "bytes_payload": traffic.payload,
             "epsilon_accounted": epsilon.value if known else None,
             "releases": turn.number,
         }

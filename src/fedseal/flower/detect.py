@@ -24,11 +24,13 @@ from fedseal.detection.fingerprints import fingerprint
 from fedseal.flower.defend import Mod
 from fedseal.flower.envelope import refusal
 from fedseal.flower.records import in_types_of, only_arrays, to_tensors
+from fedseal.flower.settings import run_settings
 
 FINDINGS = "fedseal.detect"
 OnAlarm: TypeAlias = Literal["refuse", "warn"]
 """What happens on an alarm: the client does not answer, or it does and logs why it should not have."""
 
+_OPEN = ("on_alarm",)
 _LOG = logging.getLogger("fedseal.flower")
 
 
@@ -36,17 +38,21 @@ _LOG = logging.getLogger("fedseal.flower")
 class _Detect:
     model: Callable[[], nn.Module]
     batch: Batch | Callable[[Context], Batch] | None
-    on_alarm: OnAlarm
+    on_alarm: OnAlarm | None
     normalisation: Normalisation
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
+        try:
+            on_alarm = self.on_alarm or _checked(run_settings(context.run_config, "detect", _OPEN).get("on_alarm"))
+        except UsageError as error:
+            return refusal(message, error)
         reason = self._look(message, context)
         if reason is None:
             return call_next(message, context)
         _LOG.warning("client %d received a suspicious model: %s", context.node_id, reason)
-        if self.on_alarm == "warn":
+        if on_alarm == "warn":
             return call_next(message, context)
         return refusal(message, InputError("the model was refused as suspicious."))
 
@@ -72,7 +78,7 @@ def detect(
     model: Callable[[], nn.Module],
     *,
     batch: Batch | Callable[[Context], Batch] | None = None,
-    on_alarm: OnAlarm = "refuse",
+    on_alarm: OnAlarm | None = None,
     normalisation: Normalisation = IDENTITY,
 ) -> Mod:
     """Return a client mod that checks every model the client is asked to train.
@@ -83,12 +89,20 @@ def detect(
         model: builds the architecture the client agreed to, in the mode it trains in; received weights must fit it.
         batch: samples the client would train on, or a function of Flower's context that returns them; without it only
             the weights are looked at.
-        on_alarm: `refuse` answers with an error, `warn` logs and goes on.
+        on_alarm: `refuse` answers with an error, `warn` logs and goes on; None takes the run config's
+            `detect-on-alarm`, else refuses.
         normalisation: between images and model inputs.
     """
-    if on_alarm not in ("refuse", "warn"):
-        raise UsageError(f"there is no reaction {on_alarm!r}.", hint="Use 'refuse' or 'warn'.")
+    if on_alarm is not None:
+        _checked(on_alarm)
     return _Detect(model, batch, on_alarm, normalisation)
+
+
+def _checked(reaction: object) -> OnAlarm:
+    """Return what happens on an alarm: `refuse`, where nobody says."""
+    if reaction not in (None, "refuse", "warn"):
+        raise UsageError(f"there is no reaction {reaction!r}.", hint="Use 'refuse' or 'warn'.")
+    return "warn" if reaction == "warn" else "refuse"
 
 
 def _load(model: nn.Module, received: Tensors) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +28,12 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.federation.replays import UpdateHistory
 from fedseal.flower.costs import with_costs, without_costs
 from fedseal.flower.envelope import ENVELOPE, REFUSED, offer
-from fedseal.flower.limits import Limits, norm_of
+from fedseal.flower.limits import OUTLIER, Limits, norm_of
 from fedseal.flower.record import Recorder
 from fedseal.flower.records import Upload, in_types_of, only_arrays, read_reply, to_tensors
+from fedseal.flower.settings import number_of, run_settings
 
+_OPEN = ("max_norm", "max_examples", "outlier", "learning_rate", "defence")
 _LOG = logging.getLogger("fedseal.flower")
 _MALFORMED = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 """What reading something that nobody foresaw may raise; its sender is dropped like any other."""
@@ -287,7 +289,8 @@ def guard(
     learning_rate: float | None = None,
     max_norm: float | None = None,
     max_examples: float | None = None,
-    outlier: float | None = 5.0,
+    outlier: float | None = OUTLIER,
+    run_config: Mapping[str, object] | None = None,
 ) -> GuardedStrategy:
     """Return a strategy that decodes and checks replies before `strategy` aggregates them.
 
@@ -300,9 +303,24 @@ def guard(
         max_examples: most examples a client may be weighted by; by default 25 times the round's median.
         outlier: a change this many times the round's median norm is scaled down to that, and its sender reported in
             `outliers`; None leaves it alone.
+        run_config: of the ServerApp's context. What is left at its default is then what the run says: `guard-max-norm`,
+            `guard-max-examples`, `guard-outlier` (0 for none), `guard-learning-rate`, `guard-defence`, and `record`.
     """
-    limits = Limits(max_norm, max_examples, outlier)
-    return GuardedStrategy(strategy, recorder, build_defence(defence), limits, learning_rate)
+    run = run_config or {}
+    told = run_settings(run, "guard", _OPEN)
+    spread = number_of(told, "outlier", "guard")
+    if outlier == OUTLIER and spread is not None:
+        outlier = spread or None
+    limits = Limits(
+        number_of(told, "max_norm", "guard") if max_norm is None else max_norm,
+        number_of(told, "max_examples", "guard") if max_examples is None else max_examples,
+        outlier,
+    )
+    rate = number_of(told, "learning_rate", "guard") if learning_rate is None else learning_rate
+    spec = str(told.get("defence", defence)) if defence == "none" else defence
+    return GuardedStrategy(
+        strategy, recorder.under(run) if recorder is not None else None, build_defence(spec), limits, rate
+    )
 
 
 def _read(record: ArrayRecord) -> dict[str, Tensor]:

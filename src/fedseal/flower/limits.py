@@ -14,6 +14,7 @@ from fedseal.core.errors import InputError, UsageError
 from fedseal.core.tensors import Tensors
 
 _PLAUSIBLE_EXAMPLES = 1e12
+OUTLIER = 5.0
 _FEWEST = 3
 """Replies a median is taken of."""
 
@@ -33,7 +34,7 @@ class Limits:
 
     max_norm: float | None = None
     max_examples: float | None = None
-    outlier: float | None = 5.0
+    outlier: float | None = OUTLIER
 
     def __post_init__(self) -> None:
         for name, value, least in (

@@ -18,15 +18,18 @@ from torch import Tensor, nn
 
 from fedseal.core.batch import Batch
 from fedseal.core.config_file import Source, configure
+from fedseal.core.errors import UsageError
 from fedseal.core.observation import Update
 from fedseal.core.seeds import generator
+from fedseal.core.yaml_text import read_yaml
 from fedseal.data.registry import DATASETS
 from fedseal.federation.client import RoundConfig
 from fedseal.federation.posthoc import travelling
 from fedseal.federation.wire import encode
 from fedseal.flower.defend import Mod
-from fedseal.flower.envelope import ENVELOPE, REFUSED, Envelope, server_round
+from fedseal.flower.envelope import ENVELOPE, REFUSED, Envelope, refusal, server_round
 from fedseal.flower.records import only_arrays, payload_record, read_reply, to_record, to_tensors
+from fedseal.flower.settings import run_settings
 from fedseal.watch.export import Sink
 from fedseal.watch.noise import noisier, raised
 from fedseal.watch.readings import Watched
@@ -44,13 +47,17 @@ class _Monitor:
     config: RoundConfig
     defence: str | None
     agrees: Callable[[Context], bool]
-    rules: WatchRules
+    rules: WatchRules | None
     sinks: Sequence[Sink]
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
+        try:
+            rules = self.rules or rules_of_run(context.run_config)
+        except UsageError as error:
+            return refusal(message, error)
         _, sent = only_arrays(message.content, "train message")
         before = to_tensors(sent, "train message")
         start = time.perf_counter()
@@ -60,7 +67,7 @@ class _Monitor:
         pace = _kept(context).worked(time.perf_counter() - start)
         number = pace.round
         watch = Watch(
-            self.rules, self.sinks, federation=str(context.run_config.get("federation", "default")),
+            rules, self.sinks, federation=str(context.run_config.get("federation", "default")),
             client=str(context.node_id), source=None if self.seed is None else generator(self.seed, "watch", number),
         )  # fmt: skip
         report: Report | None = None
@@ -79,7 +86,7 @@ class _Monitor:
         if pace.extra > 0:
             source = generator(None) if self.seed is None else generator(self.seed, "watch noise", number)
             _replace(reply, before, noisier(change, pace.extra, source))
-        if self.rules.tell and report is not None:
+        if rules.tell and report is not None:
             _write(message, reply, report.figures)
         return reply
 
@@ -115,11 +122,12 @@ def monitor(
         config: how the client trains; the learning rate and the normalisation matter.
         defence: spec of what seals the update; what the reply's envelope says if it is left out.
         agrees: whether this client takes part.
-        rules: `WatchRules`, or a mapping, a YAML file or its text; every ten rounds and a warning if left out.
+        rules: `WatchRules`, or a mapping, a YAML file or its text; None takes the run config's `watch-every`,
+            `watch-share` and so on, else every ten rounds and a warning.
         sinks: of `fedseal.watch.export`, who are told.
         seed: makes draws reproducible, for experiments only.
     """
-    chosen = configure(rules, WatchRules, {}, command="watch")
+    chosen = None if rules is None else configure(rules, WatchRules, {}, command="watch")
     if isinstance(public, str):
         data = DATASETS.build(public)
         public = data.batch()
@@ -127,6 +135,16 @@ def monitor(
         model, batches, public, config or RoundConfig(), defence,
         agrees if callable(agrees) else lambda context: bool(agrees), chosen, tuple(sinks), seed,
     )  # fmt: skip
+
+
+def rules_of_run(config: Mapping[str, object]) -> WatchRules:
+    """Return the rules a run's config gives: `watch-every`, `watch-readings` (`ideal,labels`), `watch-rules` (YAML)."""
+    told = run_settings(config, "watch", list(WatchRules.model_fields))
+    if isinstance(told.get("readings"), str):
+        told["readings"] = [name.strip() for name in str(told["readings"]).split(",")]
+    if isinstance(told.get("rules"), str):
+        told["rules"] = read_yaml(str(told["rules"]), "the run config's watch-rules")[1]
+    return configure(told, WatchRules, {}, command="watch")
 
 
 def _kept(context: Context) -> Pace:

@@ -6,6 +6,7 @@ One recorder serves on either side: as a client mod in front of all others it ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,43 @@ from pydantic import ValidationError
 from fedseal.core.errors import UsageError
 from fedseal.core.tensors import Tensors
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, write_update
-from fedseal.flower.envelope import server_round
+from fedseal.flower.envelope import refusal, server_round
 from fedseal.flower.records import Upload, only_arrays, read_reply, to_tensors
+from fedseal.flower.settings import run_settings
+
+_OF_UPDATES = ("kind", "round", "client", "defence")
+"""Facts that every update has of its own."""
 
 
 class Recorder:
     """Writes updates with what the server knows into a directory.
 
     Args:
-        directory: where to; made if missing.
+        directory: where to; made if missing. None keeps nothing until a run's config names one (`under`).
         facts: of `UpdateFacts`, the same for all updates.
     """
 
-    def __init__(self, directory: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, directory: Path | None, facts: dict[str, Any]) -> None:
         try:
             self._facts = UpdateFacts(kind="delta", round=0, client="0", **facts)
         except (ValidationError, TypeError) as error:
             raise UsageError(
                 f"these facts cannot be recorded: {error}", hint="See fedseal.federation.update_file.UpdateFacts."
             ) from error
-        self._directory = directory
+        self._directory, self._given = directory, facts
 
-    def save(self, upload: Upload, before: Tensors, *, round_number: int, client: str) -> Path:
+    def under(self, config: Mapping[str, object]) -> Recorder:
+        """Return the recorder with what a run's config says of the rest: `record` is where, `record-...` are facts."""
+        told = run_settings(config, "record", [name for name in UpdateFacts.model_fields if name not in _OF_UPDATES])
+        where = str(config.get("record", ""))
+        if self._directory is not None or not where:
+            return self if not told else Recorder(self._directory, {**told, **self._given})
+        return Recorder(Path(where), {**told, **self._given})
+
+    def save(self, upload: Upload, before: Tensors, *, round_number: int, client: str) -> Path | None:
         """Write one update and return its path; the same round of the same client is written over."""
+        if self._directory is None:
+            return None
         changes: dict[str, Any] = {"kind": upload.update.kind, "round": round_number, "client": client}
         if upload.envelope is not None:
             changes["defence"] = upload.envelope.defence
@@ -51,21 +66,27 @@ class Recorder:
         """Let a client handle a message and keep the update it replies with."""
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
+        try:
+            recorder = self.under(context.run_config)
+        except UsageError as error:
+            return refusal(message, error)
         before = to_tensors(only_arrays(message.content, "train message")[1], "train message")
         number = server_round(message, 0)
         reply = call_next(message, context)
         if not reply.has_error():
             upload = read_reply(reply.content, before)
-            self.save(upload, before, round_number=number, client=str(context.node_id))
+            recorder.save(upload, before, round_number=number, client=str(context.node_id))
         return reply
 
 
-def record(directory: str | Path, **facts: Any) -> Recorder:
+def record(directory: str | Path | None = None, **facts: Any) -> Recorder:
     """Return a recorder: a client mod, first in the list, or the `recorder` of `guard`.
 
     Args:
-        directory: where `.update.safetensors` files go.
+        directory: where `.update.safetensors` files go; None takes the run config's `record`, and keeps nothing where
+            that is empty.
         facts: what the server knows of all updates: `learning_rate`, `local_steps`, `batch_size`, `input_shape`,
-            `num_classes`, `mean`, `std`, `bn_mode`, `loss_reduction`.
+            `num_classes`, `mean`, `std`, `bn_mode`, `loss_reduction`; the run config's `record-learning-rate` and the
+            like count for what is left out.
     """
-    return Recorder(Path(directory), facts)
+    return Recorder(None if directory is None else Path(directory), facts)

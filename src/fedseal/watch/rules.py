@@ -3,7 +3,7 @@
 every: 10                       # rounds
 share: 0.2                      # of the clients that agree, drawn by each client for itself
 readings: [ideal, labels]       # and `learned`, which first has to be taught
-images: 4                       # read at most so many of those behind an update
+images: 2                       # read at most so many of those behind an update
 rules:
   - {if: "reading >= high", then: refuse}
   - {if: "ideal >= medium", then: raise sigma, by: 2}
@@ -94,7 +94,7 @@ class WatchRules(BaseModel):
     every: int = Field(default=10, ge=1)
     share: float = Field(default=1.0, gt=0, le=1)
     readings: tuple[Kind, ...] = Field(default=("ideal", "labels"), min_length=1)
-    images: int = Field(default=4, ge=1, le=256)
+    images: int = Field(default=2, ge=1, le=256)
     overhead: float = Field(default=0.1, gt=0)
     rules: tuple[Rule, ...] = (Rule(condition="reading >= high", then="warn"),)
     tell: bool = True

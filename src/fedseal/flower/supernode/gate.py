@@ -17,7 +17,8 @@ from torch import Tensor
 from fedseal.core.errors import FedsealError
 from fedseal.federation.wire import encode
 from fedseal.flower.envelope import ENVELOPE, REFUSED, Envelope, chosen_encoding, server_round
-from fedseal.flower.records import content_bytes, payload_record, read_reply, to_record, to_tensors
+from fedseal.flower.records import payload_record, read_reply, to_record, to_tensors
+from fedseal.flower.traffic import traffic_of
 from fedseal.site.leaving import refuse_surplus
 from fedseal.site.refusal import RefusedError
 from fedseal.site.seal import SiteSeal
@@ -124,7 +125,8 @@ class Gate:
                 state[name] = state[name] + change
             arrays = to_record(state, admitted.record)
         sealed = RecordDict({admitted.key: arrays, METRICS: MetricRecord({**answer.metrics})})
-        costs = {"bytes-up": float(content_bytes(sealed)), **answer.costs}
+        traffic = traffic_of(sealed)
+        costs = {"bytes-up": float(traffic.bytes), "bytes-payload": float(traffic.payload), **answer.costs}
         number = server_round(admitted.message, answer.number)
         envelope = Envelope(number, encoding, admitted.spec, unit=answer.unit, costs=costs)
         sealed.config_records[ENVELOPE] = envelope.to_record()
