@@ -23,6 +23,7 @@ from fedseal.core.errors import CapabilityError, InputError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.defences.accounting import gaussian_epsilon
+from fedseal.defences.lids.construction import AutoencoderFit
 from fedseal.federation.client import RoundConfig
 from fedseal.federation.update_file import read_updates
 from fedseal.flower import defend, detect, guard, record, train_round
@@ -421,6 +422,38 @@ def test_what_is_prepared_of_the_same_data_is_the_same_in_every_run(
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert stat.S_IMODE((tmp_path / "one" / "site-secret").stat().st_mode) == 0o600
+
+
+def test_lids_builds_its_autoencoder_once_over_rounds_and_runs_and_says_how_far_it_is(
+    flower: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """P6, with the defence itself: what two clients build in the first round serves every later one."""
+    monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path))
+    built = []
+
+    def counted(self: AutoencoderFit, *rest: Any) -> Any:
+        built.append(self.identity)
+        return original(self, *rest)
+
+    original = AutoencoderFit.fit
+    monkeypatch.setattr(AutoencoderFit, "fit", counted)
+    for _ in range(2):
+        app = ClientApp(mods=[defend("lids:samples=2,epochs=2", inside=True)])
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            model, own = linear(), Batch(*data_of(context.node_id))
+            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            done = train_round(model, [own.pick(slice(4))], RoundConfig(), dataset=own)
+            content = {"arrays": ArrayRecord(done.weights), "metrics": MetricRecord({"num-examples": 16})}
+            return Message(content=RecordDict(content), reply_to=message)
+
+        grid = flower.grid(app, 2)
+        with caplog.at_level(logging.INFO, "fedseal.prepare"):
+            fit(guard(FedAvg(fraction_evaluate=0.0)), grid, linear(), 2)
+        assert no_errors(grid), [reply.error.reason for reply in grid.replies if reply.has_error()]
+    assert len(built) == len(set(built)) == 2
+    assert "s left" in caplog.text
 
 
 class TestWhatLeaves:

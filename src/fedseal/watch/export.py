@@ -90,7 +90,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: PathText) -> None:
-        _library("tensorboard", None)
+        _library("tensorboard", "tensorboard")
         self._writer: Any = _library("torch.utils.tensorboard", None).SummaryWriter(str(directory))
 
     def __call__(self, figures: Mapping[str, float], *, round_number: int, federation: str, client: str) -> None:

@@ -22,6 +22,8 @@ from fedseal.defences.lids.synthesis import synthesise
 from fedseal.preparation import Library
 
 EPOCHS = 3000
+QUICK = 50
+"""Epochs that a first federation can wait for."""
 """Of an autoencoder, a client's or that of an attacker who expects mini-groups; the paper's, for a GPU."""
 
 

@@ -27,9 +27,10 @@ from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.trainable import Trainable
 from fedseal.core.traits import Traits
-from fedseal.defences.lids.construction import EPOCHS, Construction, Recipe, Synthesis, construct, seed_from
+from fedseal.defences.lids.construction import EPOCHS, QUICK, Construction, Recipe, Synthesis, construct, seed_from
 from fedseal.defences.lids.groups import Groups, form_batches
 from fedseal.preparation import Library, library
+from fedseal.preparation.logged import LoggedProgress
 
 
 @DEFENCES.register(
@@ -125,7 +126,8 @@ class Lids(Defence):
 
     def _construct(self, data: Batch, seed: int, *, keep: bool) -> Construction:
         made = self._synthesis(data, seed, keep=keep)
-        return construct(made.data, made.settings, made.books)
+        progress = LoggedProgress(f" A shorter one: lids:epochs={QUICK}." if self.epochs > QUICK else "")
+        return construct(made.data, made.settings, made.books, progress)
 
     def _fed(self, groups: Groups, bases: Tensor, batch: Batch) -> Batch:
         """Return the groups of some real images, which are noted, in the precision of `batch`."""

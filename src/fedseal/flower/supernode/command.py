@@ -106,6 +106,7 @@ def describe(policy: Policy) -> str:
         f"answered: {', '.join(leave.messages) or 'nothing'}; parameters {', '.join(leave.tensors)}",
         f"numbers beside the update: {', '.join(leave.metrics) or 'none'}, at most {leave.bits:.0f} bits an answer; "
         f"what is more is {leave.surplus}d",
+        "no watch: what an update gives away is not measured here, where there are no images; apps do by `monitor`",
     ]
     if policy.risk is not None:
         lines.append(f"risk: {policy.risk.maximum} at most, by {policy.risk.evidence}")
