@@ -76,11 +76,13 @@ class Targets:
     def strangers(self, attacked: Tensor | None = None) -> Batch:
         """Return images of the same source that are nobody's target, the same ones however many targets there are.
 
+        None of them belongs to the group of one that is attacked: it would be hardly a stranger.
+
         Args:
             attacked: places that are taken; these targets' by default.
         """
         taken = self.attacked if attacked is None else attacked
-        rest = self._order[~torch.isin(self._order, taken)]
+        rest = self._order[~torch.isin(self._order, self.private.together_with(taken))]
         by_class = self.scenario.attacker.labels == "true" and is_class(self.private.labels)
         return self.private.batch(draw_strangers(self.private.labels, rest, by_class=by_class))
 

@@ -1,4 +1,4 @@
-"""`audit`, and what is done with its runs: `show`, `report`, `compare`, `purge`."""
+"""`audit`, and what is done with its runs: `show`, `report`, `compare`, `merge`, `purge`."""
 
 from __future__ import annotations
 
@@ -160,6 +160,22 @@ def compare(
         Console().print(render_comparison(found))
     if found.worse:
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=READERS)
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, of any machines.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New directory for the merged run.")],
+) -> None:
+    """Merge runs that were made apart into one, by what determines each trial.
+
+    A trial that several runs hold is taken once. Two results of one trial that
+    differ are named, and nothing is written.
+    """
+    from fedseal.audit.merge import merge_runs
+
+    run = merge_runs(runs, out)
+    typer.echo(f"{out}: {len(run.records)} of {run.planned} trials, {len(run.scenarios)} scenarios.")
 
 
 @app.command(rich_help_panel=READERS)

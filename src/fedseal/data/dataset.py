@@ -29,6 +29,8 @@ class ImageDataset:
         classes: their names; of flags and values, one for each of the K.
         normalisation: the set's own channel statistics; applied only where a scenario asks for it.
         notes: what was done to the images that their owner should know.
+        groups: int64 [N], whose an image is (a patient's, a lesion's): no two parts of the data share one; None where
+            every image stands alone.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ImageDataset:
     classes: tuple[str, ...]
     normalisation: Normalisation = IDENTITY
     notes: tuple[str, ...] = ()
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         columns = () if self.labels.ndim == 1 else (len(self.classes),)
@@ -48,6 +51,11 @@ class ImageDataset:
             raise InputError(
                 f"data set {self.name!r} needs uint8 images [N, C, H, W] and as many labels, "
                 f"got {self.images.dtype} {list(self.images.shape)} and {list(self.labels.shape)}."
+            )
+        if self.groups is not None and (self.groups.dtype != torch.int64 or self.groups.shape != self.images.shape[:1]):
+            raise InputError(
+                f"data set {self.name!r} needs an int64 group for each of its {len(self.images)} images, "
+                f"got {self.groups.dtype} {list(self.groups.shape)}."
             )
         if len(self.labels) == 0:
             raise InputError(f"data set {self.name!r} is empty.")
@@ -82,19 +90,44 @@ class ImageDataset:
 
     def subset(self, indices: Tensor) -> ImageDataset:
         """Return the data set restricted to `indices`."""
-        return replace(self, images=self.images[indices], labels=self.labels[indices])
+        groups = None if self.groups is None else self.groups[indices]
+        return replace(self, images=self.images[indices], labels=self.labels[indices], groups=groups)
+
+    def together_with(self, indices: Tensor) -> Tensor:
+        """Return the places of all images that share a group with one of `indices`; without groups, these."""
+        if self.groups is None:
+            return indices
+        return torch.nonzero(torch.isin(self.groups, self.groups[indices])).flatten()
 
 
 def split_public(dataset: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
     """Split into (private, public): the attacker's public data is a seeded random part no client holds.
 
-    The public part has round(len(dataset) * fraction) images; neither part may be empty.
+    The public part has round(len(dataset) * fraction) images; neither part may be empty. Where images belong to groups,
+    whole groups are public, in random order, as long as they fit into that number: nobody's images are on both sides.
     """
-    order = torch.randperm(len(dataset), generator=generator(seed, "split-public"))
+    source = generator(seed, "split-public")
+    order = torch.randperm(len(dataset), generator=source)
     count = round(len(dataset) * fraction) if 0 < fraction < 1 else 0
+    if dataset.groups is not None:
+        order, count = _by_groups(dataset.groups, count, source)
     if not 0 < count < len(dataset):
         raise InputError(
             f"a public part of {fraction:g} of {len(dataset)} images leaves one side empty.",
-            hint="Choose a fraction strictly between 0 and 1.",
+            hint="Choose a fraction strictly between 0 and 1"
+            + ("." if dataset.groups is None else ", and data of more and smaller groups."),
         )
     return dataset.subset(order[count:]), dataset.subset(order[:count])
+
+
+def _by_groups(groups: Tensor, wanted: int, source: torch.Generator) -> tuple[Tensor, int]:
+    """Return the places in an order that keeps groups together, and how many of the first are whole groups."""
+    members = torch.unique(groups, return_inverse=True)[1]
+    sizes = torch.bincount(members)
+    chosen, taken = torch.zeros(len(sizes), dtype=torch.bool), 0
+    for group in torch.randperm(len(sizes), generator=source).tolist():
+        if taken + int(sizes[group]) <= wanted:
+            chosen[group], taken = True, taken + int(sizes[group])
+    shuffled = torch.randperm(len(groups), generator=source)
+    public = chosen[members[shuffled]]
+    return torch.cat([shuffled[public], shuffled[~public]]), taken

@@ -19,6 +19,7 @@ from fedseal.core.errors import InputError
 from fedseal.core.files import local_path
 from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
+from fedseal.core.specs import near_matches
 from fedseal.data.dataset import ImageDataset
 from fedseal.data.images import Pixels, measure
 from fedseal.data.registry import DATASETS
@@ -45,7 +46,7 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class LabelledArrays:
-    """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N] and the classes' names.
+    """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N], the classes' names, and groups [N].
 
     Labels may be flags or values too, float32 [N, K], with a name for each of the K.
     """
@@ -53,10 +54,11 @@ class LabelledArrays:
     images: Pixels
     labels: NDArray[Any]
     classes: tuple[str, ...]
+    groups: NDArray[np.int64] | None = None
 
 
 @DATASETS.register("npz", Info(summary="a numpy archive of yours with images and labels: npz:PATH"))
-def npz(path: Path, split: Split | None = None) -> ImageDataset:
+def npz(path: Path, split: Split | None = None, group: str | None = None) -> ImageDataset:
     """Return the data set in a numpy archive: `npz:PATH`, or `npz:path=PATH,split=test`.
 
     Args:
@@ -64,29 +66,35 @@ def npz(path: Path, split: Split | None = None) -> ImageDataset:
             `train_images`/`train_labels` (`test_...`), also spelt `x_train`/`y_train`. Images are uint8 or
             floats in [0, 1] (rounded to 256 levels), as [N, H, W], [N, H, W, C] or [N, C, H, W].
         split: which of the prefixed pairs; without it the plain keys, else the training part.
+        group: array that says whose each image is, numbers or texts [N]: a patient's images are never shared between
+            public and private data, or between those attacked and strangers.
 
     Labels are remapped to 0..C-1, in the order of their values, only if they are not contiguous from 0;
     the classes keep the original values as names. With `class_names` in the file, labels index these and
     stay as they are. Whole numbers 0 and 1 [N, K] are flags, for `loss: bce`, and floats [N] or [N, K] values, for
     `loss: mse`. Normalisation is measured from the images.
     """
-    arrays = read_npz(path, split)
+    arrays = read_npz(path, split, group=group)
     return as_dataset(Path(path).stem, arrays, measure(arrays.images))
 
 
 def as_dataset(name: str, arrays: LabelledArrays, normalisation: Normalisation) -> ImageDataset:
     """Wrap arrays as a data set with the given statistics."""
     images, labels = torch.from_numpy(arrays.images), torch.from_numpy(arrays.labels)
-    return ImageDataset(name, images, labels, arrays.classes, normalisation)
+    groups = None if arrays.groups is None else torch.from_numpy(arrays.groups)
+    return ImageDataset(name, images, labels, arrays.classes, normalisation, groups=groups)
 
 
-def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = ()) -> LabelledArrays:
+def read_npz(
+    path: Path, split: Split | None = None, classes: tuple[str, ...] = (), group: str | None = None
+) -> LabelledArrays:
     """Read and check images, labels and class names of a numpy archive; see `npz` for what it may look like.
 
     Args:
         path: the file.
         split: the prefix of the keys, as for `npz`.
         classes: names the labels index when the file brings none; without either, labels may be remapped.
+        group: array that says whose each image is.
     """
     path = local_path(path)
     if not path.is_file():
@@ -102,6 +110,10 @@ def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = 
             check_sizes(path, archive)
             names_key = next((key for key in NAME_KEYS if key in archive.files), None)
             images, labels = archive[image_key], archive[label_key]
+            if group is not None and group not in archive.files:
+                known = near_matches(group, archive.files)
+                raise InputError(f"{path} has no array {group!r} of groups.", hint=known)
+            owners = None if group is None else archive[group]
             names = classes if names_key is None else _as_names(archive[names_key])
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.", hint="Check the file.") from error
@@ -113,10 +125,11 @@ def read_npz(path: Path, split: Split | None = None, classes: tuple[str, ...] = 
         ) from error
     pixels = _as_pixels(images, f"{path}, array {image_key!r}")
     values = _as_labels(labels, len(pixels), f"{path}, array {label_key!r}")
+    groups = None if owners is None else _as_groups(owners, len(pixels), f"{path}, array {group!r}")
     if values.ndim == 2:
         columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
-        return LabelledArrays(pixels, values, columns)
-    return LabelledArrays(pixels, *_name_classes(values, names, str(path)))
+        return LabelledArrays(pixels, values, columns, groups)
+    return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups)
 
 
 def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str, str]:
@@ -212,3 +225,13 @@ def _name_classes(
         return labels, names
     contiguous = values[0] == 0 and values[-1] == len(values) - 1
     return labels if contiguous else compact.astype(np.int64), tuple(str(value) for value in values)
+
+
+def _as_groups(owners: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
+    """Return groups that are told by numbers or texts as numbers from 0."""
+    if owners.shape != (count,) or owners.dtype.kind not in "iuSU":
+        raise InputError(
+            f"{where} has {owners.dtype} {list(owners.shape)} for {count} images.",
+            hint="Groups are whole numbers or texts, one for each image.",
+        )
+    return np.unique(owners, return_inverse=True)[1].astype(np.int64).reshape(-1)

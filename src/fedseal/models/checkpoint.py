@@ -6,7 +6,7 @@ from pathlib import Path
 
 import safetensors
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from fedseal.core.errors import InputError
 from fedseal.core.files import write_atomically
@@ -33,9 +33,20 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     prefix = f"model{SEPARATOR}"
     if tensors and all(SEPARATOR in name for name in tensors):
         tensors = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    tensors = _own_names(tensors, model)
     check_like(tensors, model.state_dict(), f"checkpoint {path}")
     check_finite({name: t for name, t in tensors.items() if t.is_floating_point()}, f"checkpoint {path}")
     model.load_state_dict(tensors)
+
+
+def _own_names(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return tensors under the names of a model that knows others' (`own_name`); counters of batches may be missing."""
+    own = model.state_dict()
+    rename = getattr(model, "own_name", None)
+    if callable(rename) and not set(tensors) <= set(own):
+        tensors = {rename(name): tensor for name, tensor in tensors.items()}
+    counters = {name: value for name, value in own.items() if name.endswith("num_batches_tracked")}
+    return {**counters, **tensors}
 
 
 def save_checkpoint(model: nn.Module, path: Path) -> None:

@@ -110,6 +110,14 @@ class Store:
             raise self._error(error) from error
         return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows}
 
+    def trials(self) -> list[TrialRecord]:
+        """Return every trial there is, of this plan or of an earlier one."""
+        return [record for _, record in self._all("trials", TrialRecord)]
+
+    def readings(self) -> list[ReadingRecord]:
+        """Return every ideal reading there is; none from a store that was written before there were any."""
+        return [record for _, record in self._all("readings", ReadingRecord)] if self._has("readings") else []
+
     def save_readings(self, readings: Iterable[ReadingRecord]) -> None:
         """Add ideal readings in one transaction; one that is there already is replaced."""
         rows = [(record.key, record.model_dump_json()) for record in readings]
@@ -119,7 +127,7 @@ class Store:
         """Return the ideal readings there are for `keys`; none from a store that was written before there were any."""
         wanted = set(keys)
         try:
-            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'readings'").fetchone():
+            if not self._has("readings"):
                 return {}
             rows = self._db.execute("SELECT key, record FROM readings").fetchall()
         except sqlite3.Error as error:
@@ -182,6 +190,10 @@ class Store:
         except OSError as error:
             raise storage_error(place, error) from error
         return removed
+
+    def _has(self, table: str) -> bool:
+        found = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        return found is not None
 
     def _all(self, table: str, kind: type[R]) -> list[tuple[str, R]]:
         try:

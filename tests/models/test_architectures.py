@@ -1,0 +1,120 @@
+"""Networks by their names: sizes everybody reports, others' weights, and doors to other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedseal.audit.runner import run_audit
+from fedseal.audit.scenario import Scenario
+from fedseal.core.errors import InputError, UsageError
+from fedseal.models.registry import build_model
+
+
+def build(spec: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> nn.Module:
+    return build_model(spec, input_shape=shape, num_classes=classes, seed=0)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet20", 269_722),
+        ("resnet32", 464_154),
+        ("resnet56", 853_018),
+        ("resnet34", 21_282_122),
+        ("resnet50", 23_520_842),
+        ("vgg11", 9_228_362),
+    ],
+)
+def test_networks_for_cifar_have_the_parameters_everybody_reports(name: str, parameters: int) -> None:
+    assert count(build(name)) == parameters
+
+
+def test_the_stem_for_photographs_makes_the_network_of_imagenet() -> None:
+    assert count(build("resnet18:stem=imagenet", (3, 64, 64), 1000)) == 11_689_512
+
+
+def test_wider_networks_are_wider() -> None:
+    narrow, wide = build("resnet10"), build("resnet10-x3")
+    assert wide.conv1.out_channels == 3 * narrow.conv1.out_channels  # type: ignore[union-attr, operator]
+
+
+def test_vgg_takes_grey_images_that_run_out_of_pixels() -> None:
+    assert build("vgg16:width=4", (1, 8, 8))(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_weights_with_others_names_and_without_counters_load(tmp_path: Path) -> None:
+    model = build("resnet20")
+    foreign = {}
+    for name, tensor in model.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            parts = name.split(".")
+            renamed = [f"layer{int(parts[1]) + 1}", *parts[2:]] if parts[0] == "stages" else parts
+            foreign[".".join(["linear" if part == "fc" else part for part in renamed])] = tensor + 1
+    save_file(foreign, tmp_path / "weights.safetensors")
+    loaded = build(f"resnet20:checkpoint={tmp_path / 'weights.safetensors'}")
+    assert torch.equal(loaded.state_dict()["stages.2.1.conv2.weight"], foreign["layer3.1.conv2.weight"])
+    assert torch.equal(loaded.state_dict()["fc.bias"], foreign["linear.bias"])
+    del foreign["linear.bias"]
+    save_file(foreign, tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match=r"fc\.bias"):
+        build(f"resnet20:checkpoint={tmp_path / 'weights.safetensors'}")
+
+
+SMALL_HF = {
+    "resnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "layer_type": "basic"},
+    "mobilenet_v2": {"depth_multiplier": 0.35},
+    "vit": {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "patch_size": 16,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(SMALL_HF))
+def test_a_model_of_hugging_face_is_audited_from_one_file(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    scenario: dict[str, Any] = {
+        "data": "photos:size=64",
+        "model": {"name": f"hf:{kind}", **SMALL_HF[kind]},
+        "attacks": "ig:iterations=2",
+        "targets": 1,
+        "readings": 0,
+    }
+    run = run_audit([Scenario.model_validate(scenario)], tmp_path)
+    assert [record.status for record in run.records] == ["ok"], run.records[0].message
+
+
+@pytest.mark.slow
+def test_an_option_of_another_kind_is_refused_by_name() -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    with pytest.raises(UsageError, match="hf:resnet has no option patch_size"):
+        build("hf:resnet?patch_size=4", (3, 64, 64))
+
+
+@pytest.mark.slow
+def test_a_binary_model_with_one_logit_on_grey_pictures_is_audited(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    scenario = {
+        "data": "faces:size=16",
+        "model": {"name": "hf:resnet", **SMALL_HF["resnet"]},
+        "loss": "bce",
+        "attacks": "ig:iterations=2",
+        "targets": 1,
+        "readings": 0,
+    }
+    run = run_audit([Scenario.model_validate(scenario)], tmp_path)
+    assert [record.status for record in run.records] == ["ok"], run.records[0].message
