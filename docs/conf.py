@@ -37,12 +37,22 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_show_search_summary = False  # summaries are fetched, which a page opened from a file may not
 copybutton_exclude = ".linenos, .gp, .go"
 
 INDICES = ("methods/README", "results/README")
 """Pages that list all others of their directory, and have them below them in the navigation."""
 GUIDES = (
-    *("guides/my-model", "guides/my-data", "guides/my-update", "flower", "nvflare", "ci", "guides/text-and-tables"),
+    *(
+        "guides/first-verdict",
+        "guides/my-model",
+        "guides/my-data",
+        "guides/my-update",
+        "flower",
+        "nvflare",
+        "ci",
+        "guides/text-and-tables",
+    ),
     *("guides/scale-out", "guides/write-an-attack", "guides/write-a-defence"),
 )
 """The guides to read first. Whatever else lies in docs/ or docs/guides/ follows by its name: a page is on the site as

@@ -119,6 +119,11 @@ def test_what_is_not_shown_is_never_recommended(run: Run) -> None:
     assert decision.headline.startswith("It is not shown that gaussian")
     assert any("A leak that strikes fewer than" in sentence for sentence in decision.certainty)
     assert any("batch normalisation" in sentence for sentence in decision.certainty)
+    assert any("Take a stronger setting" in step for step in decision.advice.steps)
+    unread = replace(run, readings=())
+    steps = decide(unread, unread.verdict()).advice.steps
+    assert any("Have what updates hold computed" in step for step in steps)
+    assert not any("Take a stronger setting" in step for step in steps)
 
 
 def test_what_holds_is_recommended_with_its_costs(run: Run) -> None:

@@ -28,6 +28,7 @@ from fedseal.store.database import Store
 from fedseal.viewer.server import Viewer
 
 EVIL = "<img src=x onerror=alert(1)>"
+LOOKS = [(width, scheme) for width in (390, 768, 1280) for scheme in ("light", "dark")]
 
 
 def write_store(run: Run) -> Path:
@@ -222,7 +223,19 @@ class TestInABrowser:
         yield page
         context.close()
 
-    @pytest.mark.parametrize("page", [(390, "dark"), (768, "light"), (1280, "light"), (1280, "dark")], indirect=True)
+    @pytest.mark.parametrize(
+        "page",
+        [
+            (390, "dark"),
+            (1280, "light"),
+            *(
+                pytest.param(one, marks=pytest.mark.slow)
+                for one in LOOKS
+                if one not in ((390, "dark"), (1280, "light"))
+            ),
+        ],
+        indirect=True,
+    )
     def test_every_view_fits_and_complains_of_nothing(self, page: Any, viewer: Viewer, look: Any, axe: str) -> None:
         problems = look.problems(page)
         page.goto(viewer.url)
