@@ -6,7 +6,7 @@ from typing import Any
 
 from fedseal.audit.factors import scenarios_of
 from fedseal.audit.run import Run
-from fedseal.audit.runner import run_audit
+from fedseal.audit.runner import EngineName, run_audit
 from fedseal.core.config_file import Source
 from fedseal.core.files import PathText
 from fedseal.core.watcher import Watcher
@@ -18,6 +18,8 @@ def audit(
     data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
+    engine: EngineName = "local",
+    address: str | None = None,
     watcher: Watcher | None = None,
     **values: Any,
 ) -> Run:
@@ -30,6 +32,8 @@ def audit(
         data_root: where local data sets lie.
         device: where attacks run.
         workers: processes that run trials; more than 1 need the usual `if __name__ == "__main__"` guard.
+        engine: `local`, or `ray` for trials on a Ray cluster (extra `ray`).
+        address: of the cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; None for one of this machine's own.
         watcher: told of progress.
         values: keys of the scenario (`data`, `model`, `defences`, `attacks`, `client={"batch_size": 4}`, ...) that
             replace those of every scenario given.
@@ -52,6 +56,8 @@ def audit(
         data_root=data_root,
         device=device,
         workers=workers,
+        engine=engine,
+        address=address,
         command="fedseal.audit(...)",
         watcher=watcher,
     )

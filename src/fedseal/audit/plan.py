@@ -107,6 +107,29 @@ def defence_identity(setup: Setup, spec: str) -> Any:
 
 def base_identity(setup: Setup) -> str:
     """Return the hash of what determines all trials of a set-up, beside defence and attack."""
+    return identity_of(**_base_parts(setup))
+
+
+def identity_parts(setup: Setup) -> dict[str, str]:
+    """Return what determines the trials of a set-up as a hash per part, by its name in words."""
+    scenario = setup.scenario
+    parts = {_PART_WORDS.get(name, name): part for name, part in _base_parts(setup).items()}
+    parts |= {f"defence {spec}": defence_identity(setup, spec) for spec in _unique(scenario.with_control)}
+    parts |= {f"attack {spec}": entry_part(ATTACKS, spec) for spec in _unique(scenario.attacks)}
+    return {name: identity_of(part=part) for name, part in parts.items()}
+
+
+_PART_WORDS = {
+    "code": "the code of fedseal",
+    "machine": "PyTorch or the kind of device",
+    "lpips": "the weights of LPIPS",
+    "model": "the model or its code",
+    "metrics": "further metrics",
+    "labels": "the label rule",
+}
+
+
+def _base_parts(setup: Setup) -> dict[str, Any]:
     scenario = setup.scenario
     named_otherwise = {
         "name",
@@ -127,7 +150,7 @@ def base_identity(setup: Setup) -> str:
     settings["attacker"].pop("aware")
     _leave_out_unset(settings)
     dealt = scenario.client.partition
-    return identity_of(
+    return dict(
         scenario=settings,
         loss=None if scenario.loss in LOSSES else code_digest([scenario.loss.partition(":")[0]]),
         labels=entry_part(LABEL_RULES, scenario.attacker.labels) if is_rule(scenario.attacker.labels) else None,

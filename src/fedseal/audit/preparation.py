@@ -60,6 +60,17 @@ def prepare(
     return list(done.values())
 
 
+def prepared_files(setup: Setup) -> list[Path]:
+    """Return the files of what a set-up's attacks and defences declare, as far as the library holds them."""
+    books, found = library(), []
+    for _, wanted in _declared(setup, Watcher()):
+        path = books.path(wanted)
+        if path is None or not path.is_file():
+            break  # what comes after it may be declared with its help
+        found.append(path)
+    return list(dict.fromkeys(found))
+
+
 def _ready(books: Library, wanted_by: str, wanted: Trainable[Any], watcher: Watcher) -> Prepared:
     found = books.find(wanted) is not None
     if not found:

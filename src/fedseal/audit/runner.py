@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy
 import torch
@@ -18,16 +18,18 @@ from fedseal.audit.doctor import examine
 from fedseal.audit.estimate import Estimate, estimate
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.proofs import proof_data, prove_defences, read_proof
-from fedseal.audit.readings import Reader, ReadingJob, plan_readings
+from fedseal.audit.readings import ReadingJob, plan_readings
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Loaded, Setup, build_setup
-from fedseal.audit.trials import Outcome, TrialRunner
-from fedseal.core.errors import FedsealError, InputError, StorageError, UsageError
+from fedseal.audit.trials import Outcome
+from fedseal.audit.work import work_anywhere, work_here
+from fedseal.core.errors import FedsealError, StorageError, UsageError
 from fedseal.core.files import PathText
-from fedseal.core.watcher import Report, Task, Watcher
+from fedseal.core.watcher import Task, Watcher
 from fedseal.defences.pipeline import build_defence
-from fedseal.engines.events import Event, Finished, Progressed, Started, Work
+from fedseal.engines.cluster import RayEngine
+from fedseal.engines.events import Event, Finished, Progressed, Started
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.pool import PoolEngine
 from fedseal.federation.simulation import RoundsShown
@@ -37,6 +39,9 @@ from fedseal.store.findings import Finding
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import check_record
 
+EngineName: TypeAlias = Literal["local", "ray"]
+"""Where trials run: on this machine, or on a Ray cluster."""
+
 
 def run_audit(
     scenarios: Sequence[Scenario],
@@ -45,6 +50,8 @@ def run_audit(
     data_root: PathText | None = None,
     device: str = "cpu",
     workers: int = 1,
+    engine: EngineName = "local",
+    address: str | None = None,
     command: str = "fedseal audit",
     watcher: Watcher | None = None,
 ) -> Run:
@@ -57,6 +64,8 @@ def run_audit(
         device: where attacks run.
         workers: processes that run trials; 1 runs them here. With more, the calling script needs the usual
             `if __name__ == "__main__"` guard.
+        engine: `local`, or `ray` for trials on a Ray cluster (extra `ray`); this process alone writes the directory.
+        address: of the cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; None for one of this machine's own.
         command: what to print as the way to reproduce the run.
         watcher: told of progress.
 
@@ -67,6 +76,7 @@ def run_audit(
         'ok'
     """
     watcher = watcher or Watcher()
+    check_engine(engine, address)
     root = None if data_root is None else Path(data_root)
     _check_scenarios(scenarios)
     stages = Path(directory) / "stages"
@@ -121,9 +131,6 @@ def run_audit(
             if len(scenarios) > 1:
                 watcher.remarked("note", f"plan: {len(scenarios)} scenarios{_varied(scenarios)}.")
             watcher.remarked("note", f"estimate: {forecast.describe()}")
-        engine = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
-        weights = tuple(setup.weights_hash for setup in setups)
-        make_work = partial(_make_work, played, weights, root, device, stages)
 
         def handle(event: Event) -> None:
             task = Task(tasks[event.index][1].title, key=str(event.index))
@@ -139,7 +146,12 @@ def run_audit(
                     _keep(store, event.result)
                     watcher.finished(task, len(event.result))
 
-        engine.run(make_work, tasks, handle)
+        if engine == "ray":
+            RayEngine(address, workers).run(work_anywhere(setups), tasks, handle)
+        else:
+            weights = [setup.weights_hash for setup in setups]
+            here = LocalEngine() if workers == 1 or len(tasks) < 2 else PoolEngine(workers)
+            here.run(work_here(played, weights, root, device, stages), tasks, handle)
         proofs = {name: prove_defences(setup) for name, setup in firsts.items()}
         told = {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}
         store.set_meta({"proofs": told, "ended": _now() if tasks or not before.get("ended") else before["ended"]})
@@ -238,6 +250,15 @@ def open_run(directory: PathText) -> Run:
         return load_run(store)
 
 
+def check_engine(engine: str, address: str | None) -> None:
+    """Refuse what names no engine, and an address for one that has none."""
+    known = typing.get_args(EngineName)
+    if engine not in known:
+        raise UsageError(f"there is no engine {engine!r}.", hint=f"Use one of: {', '.join(known)}.")
+    if address is not None and engine != "ray":
+        raise UsageError("an address is of a Ray cluster.", hint="Add --engine ray, or leave --address out.")
+
+
 def _check_scenarios(scenarios: Sequence[Scenario]) -> None:
     names = [scenario.name for scenario in scenarios]
     if len(set(names)) != len(names):
@@ -257,32 +278,6 @@ def _check_weights(setups: Sequence[Setup]) -> None:
                 f"weight seeds {other} and {seed} give {setup.scenario.model} the same weights.",
                 hint="Leave weight_seeds out for a model that brings its weights along.",
             )
-
-
-def _make_work(
-    scenarios: tuple[Scenario, ...], weights: tuple[str, ...], data_root: Path | None, device: str, stages: Path
-) -> Work:
-    """Build, once per process, the function that runs a task (scenario index, job)."""
-    measures, loaded = cache(measures_of), Loaded(data_root)
-    runners: dict[int, TrialRunner] = {}
-    readers: dict[int, Reader] = {}
-
-    def work(task: tuple[int, Job | ReadingJob], report: Report) -> list[Outcome] | tuple[ReadingRecord, bytes | None]:
-        index, job = task
-        if index not in runners:
-            setup = build_setup(scenarios[index], data_root=data_root, device=device, stages=stages, loaded=loaded)
-            if setup.weights_hash != weights[index]:
-                raise InputError(
-                    f"model {scenarios[index].model} has other weights each time it is built.",
-                    hint="Draw them from PyTorch's generator, which the seed sets, or load a checkpoint.",
-                )
-            runners[index] = TrialRunner(setup, measures(setup.public.modality))
-            readers[index] = Reader(setup)
-        if isinstance(job, ReadingJob):
-            return readers[index].run(job)
-        return runners[index].run(job, report)
-
-    return work
 
 
 def _train_stage(setup: Setup, spec: str, watcher: Watcher, workers: int) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from fedseal.cli.app import READERS, app
 from fedseal.cli.options import (
+    Address,
     Attacks,
     Baseline,
     Control,
@@ -16,6 +17,7 @@ from fedseal.cli.options import (
     DataRoot,
     Defences,
     Device,
+    Engine,
     FailOn,
     Iterations,
     Model,
@@ -54,6 +56,8 @@ def audit(
     data_root: DataRoot = None,
     device: Device = "cpu",
     workers: Workers = None,
+    engine: Engine = "local",
+    address: Address = None,
     redact: Redact = False,
 ) -> None:
     """Attack a federation's updates and report what leaks.
@@ -87,7 +91,8 @@ def audit(
     chosen = chosen_scenarios(scenario, options, command="audit")
     look_here_for_models()
     with watching() as watcher:
-        run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
+        where = run_options(data_root, device, workers) | {"engine": engine, "address": address}
+        run = run_audit(chosen, out, **where, watcher=watcher)
     since = None if earlier is None else compare_runs(earlier, run)
     written = write_reports(run, out, redact=redact, fail_on=limit, strict=strict, comparison=since)
     Console().print(render_terminal(run))

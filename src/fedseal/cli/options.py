@@ -36,6 +36,10 @@ Defences: TypeAlias = Annotated[
     list[str] | None, typer.Option("--defence", help="Defence, e.g. topk:ratio=0.9 or gaussian+topk; repeatable.")
 ]
 Device: TypeAlias = Annotated[str, typer.Option(help="Where the work is done: cpu, cuda, cuda:1.")]
+Engine: TypeAlias = Annotated[str, typer.Option(help="Where trials run: local, or ray for a Ray cluster.")]
+Address: TypeAlias = Annotated[
+    str | None, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; this machine without it.")
+]
 FailOn: TypeAlias = Annotated[
     str | None, typer.Option(help="Exit with 1 at this risk or above: low, medium, high, very-high.")
 ]

@@ -1,0 +1,120 @@
+"""What a run says of each factor: its levels side by side, under the same values of all others, and one sentence.
+
+Levels are told apart by their intervals alone: where the highest and the lowest overlap, no difference is shown, which
+does not mean that there is none. Every level carries the reading of the verdict that decided it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedseal.audit.cells import Cell, Row
+from fedseal.audit.run import Run
+from fedseal.metrics.intervals import Interval
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """What came out at one level.
+
+    Attributes:
+        level: in words.
+        scenario: whose trials.
+        row: the verdict's; None if nothing has run.
+    """
+
+    level: str
+    scenario: str
+    row: Row | None
+
+    @property
+    def cell(self) -> Cell | None:
+        """The attack that recovered most."""
+        done = [cell for cell in self.row.cells if cell.psnr is not None] if self.row else []
+        return max(done, key=lambda cell: cell.psnr.mean if cell.psnr else 0.0, default=None)
+
+    @property
+    def psnr(self) -> Interval | None:
+        """Mean PSNR of that attack over targets, or over weight seeds, with its interval."""
+        return self.cell.psnr if self.cell else None
+
+    @property
+    def reading(self) -> str:
+        """The verdict's standing of the row, and what decided it."""
+        if self.row is None or self.row.standing is None or self.row.worst is None:
+            return "not judged"
+        decided = self.row.worst.decided
+        return self.row.standing.words + (f" ({decided})" if decided else "")
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        psnr, chance = self.psnr, self.cell.baseline_psnr if self.cell else None
+        return {
+            "level": self.level,
+            "scenario": self.scenario,
+            "attack": self.cell.attack if self.cell else None,
+            "psnr": None if psnr is None else psnr.mean,
+            "low": None if psnr is None else psnr.low,
+            "high": None if psnr is None else psnr.high,
+            "n": 0 if psnr is None else psnr.n,
+            "chance": chance,
+            "reading": self.reading,
+        }
+
+
+@dataclass(frozen=True)
+class FactorTable:
+    """One factor under one defence, all other factors at fixed levels.
+
+    Attributes:
+        factor: its name.
+        defence: spec.
+        beside: levels of the other factors that vary in the run, by name.
+        results: one per level, in the plan's order.
+    """
+
+    factor: str
+    defence: str
+    beside: dict[str, str]
+    results: tuple[LevelResult, ...]
+
+    @property
+    def surroundings(self) -> str:
+        """Defence and other factors, in words."""
+        return ", ".join([f"defence {self.defence}", *(f"{name} {level}" for name, level in self.beside.items())])
+
+    def sentence(self) -> str:
+        """Return what the table says of the factor, with intervals and readings."""
+        done = [(result, result.psnr) for result in self.results]
+        known = [(result, psnr) for result, psnr in done if psnr is not None]
+        if len(known) < 2:
+            return f"{self.factor}: too few levels have ended to compare."
+        most, high = max(known, key=lambda one: one[1].mean)
+        least, low = min(known, key=lambda one: one[1].mean)
+        both = f"{_words(most, high)} and {_words(least, low)}"
+        if high.low is None or low.high is None:
+            return f"{self.factor}: not decided, as too few batches were attacked for an interval: {both}."
+        if high.low > low.high:
+            return f"{self.factor} matters: most leaks at {both.replace(' and ', ', least at ', 1)}."
+        return f"{self.factor}: no difference is shown between {both}: their intervals overlap."
+
+
+def factor_tables(run: Run) -> tuple[FactorTable, ...]:
+    """Return the tables of a run whose scenarios came of factors; none for any other."""
+    rows = {(row.scenario, row.defence): row for row in run.verdict().rows}
+    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[LevelResult]] = {}
+    for scenario in run.scenarios:
+        for factor, level in scenario.levels.items():
+            beside = tuple((name, words) for name, words in scenario.levels.items() if name != factor)
+            for defence in dict.fromkeys(scenario.with_control):
+                result = LevelResult(level, scenario.name, rows.get((scenario.name, defence)))
+                found.setdefault((factor, defence, beside), []).append(result)
+    names = list(dict.fromkeys(factor for factor, _, _ in found))
+    tables = [FactorTable(f, defence, dict(beside), tuple(results)) for (f, defence, beside), results in found.items()]
+    return tuple(table for name in names for table in tables if table.factor == name and len(table.results) > 1)
+
+
+def _words(result: LevelResult, psnr: Interval) -> str:
+    ends = "" if psnr.low is None else f" [{psnr.low:.1f}, {psnr.high:.1f}]"
+    return f"{result.level} (PSNR {psnr.mean:.1f} dB{ends}, n = {psnr.n}, {result.reading})"

@@ -1,0 +1,60 @@
+"""`protocol`: FedLeak's factors, one at a time, as one command; and the same report for any plan with factors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedseal.cli.app import app
+from fedseal.cli.options import (
+    DataRoot,
+    Device,
+    Out,
+    Workers,
+    look_here_for_models,
+    preset,
+    run_options,
+    watching,
+)
+from fedseal.core.errors import UsageError
+
+SCALES = ("laptop", "workstation", "paper")
+
+
+@app.command()
+def protocol(
+    scenario: Annotated[Path | None, typer.Argument(help="A plan of your own: a scenario file with factors.")] = None,
+    scale: Annotated[str, typer.Option(help="The shipped plan: laptop, workstation or paper.")] = "laptop",
+    out: Out = Path("fedseal-protocol"),
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+    workers: Workers = None,
+) -> None:
+    """Audit what decides a leak: batch size, model, data, stage, initialisation, ...
+
+    Each factor varies alone, as in FedLeak's protocol (Table 2). The answers, one
+    sentence per factor with interval and reading, go to protocol.html, .md, .csv
+    and .json beside the store. The same command resumes.
+    """
+    from fedseal.audit.factor_tables import factor_tables
+    from fedseal.audit.factors import scenarios_of
+    from fedseal.audit.runner import run_audit
+    from fedseal.report.protocol import write_protocol
+
+    if scale not in SCALES:
+        raise UsageError(f"there is no scale {scale!r}.", hint=f"Use one of: {', '.join(SCALES)}.")
+    source: Path | str = scenario or preset("fedseal.audit.scenario", f"protocol-{scale}")
+    chosen = scenarios_of(source, command="protocol")
+    if not any(one.levels for one in chosen):
+        raise UsageError("nothing varies in this plan.", hint="Give a key several values, see docs/scenario.md.")
+    look_here_for_models()
+    with watching() as watcher:
+        run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
+    path = write_protocol(run, out)
+    for table in factor_tables(run):
+        typer.echo(f"{table.sentence()} ({table.surroundings})")
+    typer.echo(f"report: {path}")
+    if run.verdict().failed:
+        raise typer.Exit(3)

@@ -1,0 +1,66 @@
+"""Trials on a real Ray cluster of two nodes: the figures of the local engine, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+from fedseal.audit.runner import run_audit
+from fedseal.audit.scenario import Scenario
+from fedseal.core.errors import UsageError
+
+SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=20", "targets": 2, "readings": 1}
+
+
+def figures(run: Any) -> list[Any]:
+    """Return all that was measured, but for the times it took."""
+    kept = [record.model_dump(exclude={"seconds", "cost"}) for record in run.records]
+    return kept + [reading.model_dump(exclude={"seconds"}) for reading in run.readings]
+
+
+class Cluster:
+    """Two nodes of one CPU each, as processes of their own; the head has none."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "120")  # a busy machine is slow to start
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+        from ray.cluster_utils import Cluster as Nodes
+
+        self.nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.address = self.nodes.address
+        self.workers = [self.nodes.add_node(num_cpus=1) for _ in range(2)]
+
+    def stop(self) -> None:
+        self.nodes.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    started = Cluster()
+    yield started
+    started.stop()
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_figures_of_this_process_bit_for_bit(cluster: Cluster, tmp_path: Path) -> None:
+    scenarios = [
+        Scenario(**SMALL, name="plain", defences=["none", "gaussian:sigma=0.01"]),
+        Scenario(**SMALL, name="later", stage={"round": 2, "clients": 4}),
+    ]
+    here = run_audit(scenarios, tmp_path / "here")
+    there = run_audit(scenarios, tmp_path / "there", engine="ray", address=cluster.address)
+    assert figures(here) == figures(there)
+    assert {record.status for record in there.records} == {"ok"}
+
+
+def test_an_address_without_an_engine_and_an_unknown_engine_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Add --engine ray"):
+        run_audit([Scenario(**SMALL)], tmp_path, address="auto")
+    with pytest.raises(UsageError, match="local, ray"):
+        run_audit([Scenario(**SMALL)], tmp_path, engine="slurm")  # type: ignore[arg-type]
