@@ -51,12 +51,12 @@ class SealedRound:
     rescales: bool = False
 
     def change(self) -> dict[str, Tensor]:
-        """Return the sealed update as the weight change it stands for."""
+        """Return the sealed update as the weight change it stands for; what is zero is plus zero, which packs."""
         update = self.done.update
         if update.kind == "delta":
             return dict(update.tensors)
         scale = -1.0 if self.rescales else -self.learning_rate
-        return {name: tensor * scale for name, tensor in update.tensors.items()}
+        return {name: tensor * scale + 0.0 for name, tensor in update.tensors.items()}
 
 
 @dataclass

@@ -44,7 +44,12 @@ NEAR_PRIOR_DB = 0.5
 LEAKED_LABELS = 0.25
 """From this share of labels on, beyond guessing, labels count as a medium risk; from twice it as a high one."""
 
-_OPTIONS = Options(method="matrix-free", effort=Effort(probes=4, rank=16, iterations=8), layers=False)
+_MANY_WEIGHTS = 1_000_000
+_SMALL, _LARGE = (
+    Options(method="matrix-free", effort=effort, layers=False)
+    for effort in (Effort(probes=4, rank=16, iterations=8), Effort(probes=2, rank=4, iterations=3))
+)
+"""Effort for models up to so many weights and for larger ones: fewer iterations find less, never more than there is."""
 _MANY_LABELS = 64
 _PUBLIC = 512
 _PRIORS: dict[int, tuple[Batch, ImagePrior]] = {}
@@ -167,7 +172,9 @@ def _ideal(watched: Watched) -> Reading:
     defence = build_defence(watched.defence)
     private = joined(list(watched.batches))
     upload = upload_behind(_observation(watched, defence), defence, watched.config, private, private)
-    found = ideal_reading(upload, _prior(watched.public), _OPTIONS)
+    weights = sum(tensor.numel() for tensor in watched.update.tensors.values())
+    options = _LARGE if weights > _MANY_WEIGHTS else _SMALL
+    found = ideal_reading(upload, _prior(watched.public), options)
     if found.psnr_db is None:
         return Reading("ideal", None, RiskLevel.LOW, found.prior_db, found.reason)
     level = RiskLevel.LOW if (found.gain_db or 0.0) <= NEAR_PRIOR_DB else level_of(found.psnr_db)
