@@ -53,6 +53,8 @@ SEARCHES = ("ig", "ig:tv=0.05,schedule=cosine")
 SINGLE = (*CLOSED, *SEARCHES)
 _PUBLIC_FRACTION = 0.5
 _STRANGERS = 199
+_TOGETHER = 50
+"""Iterations above which a network is small, and its targets are attacked together."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class Network:
 
 
 NETWORKS = {
-    "lenet-relu": Network("lenet-relu", {1: 200, 4: 100}, 500, 1000),
-    "lenet": Network("lenet:init=wide-uniform", {1: 200, 4: 100}, 500, 1000),
-    "vit-tiny": Network("vit-tiny", {1: 40, 4: 20}, 200, 80),
-    "resnet10": Network("resnet10:width=64", {1: 16, 4: 8}, 200, 80),
-    "convnet": Network("convnet", {1: 8, 4: 4}, 200, 40),
+    "lenet-relu": Network("lenet-relu", {1: 300, 4: 300}, 500, 1000),
+    "lenet": Network("lenet:init=wide-uniform", {1: 300, 4: 300}, 500, 1000),
+    "vit-tiny": Network("vit-tiny", {1: 16, 4: 8}, 200, 60),
+    "resnet10": Network("resnet10:width=64", {1: 8, 4: 3}, 200, 40),
+    "convnet": Network("convnet", {1: 4, 4: 2}, 200, 20),
 }
 
 
@@ -181,13 +183,17 @@ def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str
 
 
 def _affordable(setup: Setup, seen: list[Target], spec: str, iterations: int, cells: dict[str, Any]) -> int:
-    """Return the iterations of a search that fit into the time `auto` took, by two short runs: start and slope."""
+    """Return the iterations of a search that fit into the time `auto` took, by two short runs: start and slope.
+
+    They attack one target, as searches take targets in turn; but small networks' together, so there all are attacked.
+    """
+    pilot, times = (seen, 1) if iterations > _TOGETHER else (seen[:1], len(seen))
     short, longer = 2, 2 + max(2, iterations // 5)
-    pilots = [_attacked(setup, seen, spec, count) for count in (short, longer)]
+    pilots = [_attacked(setup, pilot, spec, count) for count in (short, longer)]
     assert pilots[0] is not None
     assert pilots[1] is not None
-    each = max(pilots[1]["seconds"] - pilots[0]["seconds"], 1e-3) / (longer - short)
-    return short + round(max(0.0, cells["auto"]["seconds"] - pilots[0]["seconds"]) / each)
+    each = times * max(pilots[1]["seconds"] - pilots[0]["seconds"], 1e-3) / (longer - short)
+    return short + round(max(0.0, cells["auto"]["seconds"] - times * pilots[0]["seconds"]) / each)
 
 
 def _mean(setup: Setup, target: Target) -> Tensor:

@@ -12,6 +12,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.channel import Channel, constant_variance
 from fedseal.federation.client import RoundConfig, plain_update
 from fedseal.information.declared import disagreement
+from fedseal.information.noise import what_is_wrong
 from fedseal.information.undoing import FEWEST, undone_error
 from fedseal.information.upload import Upload
 from fedseal.models.registry import build_model
@@ -48,6 +49,39 @@ def test_noise_as_declared_is_believed():
 )
 def test_what_is_not_as_declared_is_named(first: Upload, again: list[Upload], words: str):
     assert words in disagreement(first, again)
+
+
+def drawn(uploads: int = 9, entries: int = 400, seed: int = 0) -> Tensor:
+    return torch.randn(uploads, entries, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_honest_noise_of_any_law_and_size_looks_like_noise(seed: int):
+    source = torch.Generator().manual_seed(seed)
+    for uploads, entries in ((1, 10), (1, 2000), (9, 10), (9, 400), (16, 30)):
+        sides = torch.rand(2, uploads, entries, generator=source).clamp(min=1e-30).log()
+        laws = (drawn(uploads, entries, seed), (sides[0] - sides[1]) / 2**0.5, 12**0.5 * (sides[0].exp() - 0.5))
+        for units in laws:
+            assert what_is_wrong(units, 30 * units) == ""
+        rounded = (30 * laws[0]).round()
+        assert what_is_wrong(rounded / 30 + 1e-4 * drawn(uploads, entries, 99), rounded) == ""
+
+
+def test_noise_that_can_be_taken_away_is_named():
+    clear = drawn()
+    clear[:, :4] = 0
+    rarely = drawn()
+    rarely[torch.rand(rarely.shape, generator=torch.Generator().manual_seed(1)) < 0.1] = 0
+    for units in (clear, rarely):
+        assert "without the noise" in what_is_wrong(units, units)
+    twice = drawn()
+    twice[5] = twice[2]
+    assert "the same noise" in what_is_wrong(twice, twice)
+    pairs = drawn()
+    pairs[:, 1::2] = -pairs[:, ::2]
+    assert "one entry tells of another" in what_is_wrong(pairs, pairs)
+    steps = (3 * drawn()).round() / 3
+    assert "in steps" in what_is_wrong(steps, 30 * steps + 0.02 * drawn(seed=1))
 
 
 def test_what_depends_on_unknown_draws_cannot_be_confirmed():

@@ -128,6 +128,10 @@ class Liar(Defence):
 
     declared = 30.0
 
+    def noise(self, update: Tensors, context: RoundContext) -> Tensors:
+        """Return what is declared."""
+        return {name: self.declared * torch.randn(t.shape, generator=context.generator) for name, t in update.items()}
+
     def attacker_view(self) -> AttackerView:
         channel = Channel(lambda update, seen: clip_to_norm(update, 1.0), constant_variance(self.declared**2))
         return AttackerView(self.name, channel=channel)
@@ -189,6 +193,85 @@ class OneTensorClear(Liar):
             n: t if n == clear else t + 30 * torch.randn(t.shape, generator=context.generator)
             for n, t in clipped.items()
         }
+
+
+class SmallPool(Liar):
+    """Draws the noise it declares from sixteen that anybody can try."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        source = generator(int(torch.randint(16, (), generator=context.generator)), "pool")
+        return {n: t + 30 * torch.randn(t.shape, generator=source) for n, t in clip_to_norm(update, 1.0).items()}
+
+
+class QuietCorner(Liar):
+    """Adds the noise it declares to all entries but the first twentieth of every tensor."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        drawn = self.noise(update, context)
+        for noise in drawn.values():
+            noise.view(-1)[: noise.numel() // 20] = 0
+        return {name: t + drawn[name] for name, t in clip_to_norm(update, 1.0).items()}
+
+
+class OppositePairs(Liar):
+    """Adds the noise it declares to one entry and takes it from the next: their sums are clear."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        drawn = self.noise(update, context)
+        for noise in drawn.values():
+            flat = noise.view(-1)
+            even = len(flat) // 2 * 2
+            flat[1:even:2] = -flat[:even:2]
+        return {name: t + drawn[name] for name, t in clip_to_norm(update, 1.0).items()}
+
+
+class Steps(Liar):
+    """Adds the noise it declares in multiples of ten: the update lies between them."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        drawn = self.noise(update, context)
+        return {name: t + 10 * (drawn[name] / 10).round() for name, t in clip_to_norm(update, 1.0).items()}
+
+
+class FineSteps(Liar):
+    """Adds the noise it declares in tenths, and the update a hundred times smaller."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        drawn = self.noise(update, context)
+        return {name: t / 100 + (10 * drawn[name]).round() / 10 for name, t in clip_to_norm(update, 1.0).items()}
+
+
+class CommonNoise(Liar):
+    """Adds the noise it declares, one number for all entries of a tensor."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        return {name: t + 30 * torch.randn((), generator=context.generator) for name, t in clipped.items()}
+
+
+class FlatNoise(Defence):
+    """Adds uniform noise far above the signal, as it says."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        return {name: t + 200 * torch.rand(t.shape, generator=context.generator) - 100 for name, t in clipped.items()}
+
+    def attacker_view(self) -> AttackerView:
+        channel = Channel(lambda update, seen: clip_to_norm(update, 1.0), constant_variance(200.0**2 / 12))
+        return AttackerView(self.name, channel=channel)
+
+
+class RoundedNoise(Defence):
+    """Adds noise far above the signal, as it says, and rounds the sum: nothing is left between the steps."""
+
+    def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
+        clipped = clip_to_norm(update, 1.0)
+        drawn = {name: 30 * torch.randn(t.shape, generator=context.generator) for name, t in clipped.items()}
+        return {name: (t + drawn[name]).round() for name, t in clipped.items()}
+
+    def attacker_view(self) -> AttackerView:
+        channel = Channel(lambda update, seen: clip_to_norm(update, 1.0), constant_variance(900.0 + 1 / 12))
+        return AttackerView(self.name, channel=channel)
 
 
 class SignsOfNoise(Defence):
@@ -327,6 +410,12 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
     ("planted-declared-sometimes", DeclaredSometimes),
     ("planted-some-classes", SomeClasses),
     ("planted-one-clear", OneTensorClear),
+    ("planted-small-pool", SmallPool),
+    ("planted-quiet-corner", QuietCorner),
+    ("planted-opposite-pairs", OppositePairs),
+    ("planted-steps", Steps),
+    ("planted-fine-steps", FineSteps),
+    ("planted-common-noise", CommonNoise),
     ("planted-signs", SignsOfNoise),
     ("planted-smuggler", Smuggler),
     ("planted-negative", Negative),
@@ -338,6 +427,8 @@ PLANTED: tuple[tuple[str, type[Defence]], ...] = (
     ("planted-sorted", Sorted),
     ("planted-always-the-same", AlwaysTheSame),
     ("planted-heavy-tails", HeavyTails),
+    ("planted-flat-noise", FlatNoise),
+    ("planted-rounded-noise", RoundedNoise),
 )
 
 

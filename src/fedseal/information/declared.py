@@ -2,9 +2,9 @@
 
 The ideal reading takes a defence at its word: what passes, and under how much noise. A defence that declares noise and
 adds none, adds the same every time, or sends more than it says would be read as safe. The auditor knows the truth, so
-what is left of an upload when all that passes is taken away must be as large as the declared noise in every tensor, and
-another each time the same images are sent; where no noise is declared, nothing may be left. Numbers that only look
-random can still hide anything: this refutes a declaration, it does not prove one.
+what is left of an upload when all that passes is taken away must be as large as the declared noise in every tensor,
+another each time the same images are sent, and look like noise (`noise`); where no noise is declared, nothing may be
+left. Numbers that only look random can still hide anything: this refutes a declaration, it does not prove one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedseal.core.tensors import flatten
 from fedseal.information.linear import rounding_deviation
+from fedseal.information.noise import what_is_wrong
 from fedseal.information.upload import Upload, UploadMap
 
 _Left: TypeAlias = tuple[Tensor, Tensor, float]
@@ -43,13 +44,23 @@ def disagreement(upload: Upload, again: Sequence[Upload] = (), others: Iterable[
     if upload.channel.draws is not None or not upload.channel.fed:
         return "what was sent depends on more than is declared, so that nobody can tell whether there is noise in it"
     first, repeats = _left(upload), [_left(other) for other in again]
-    for one in (first, *repeats, *map(_left, others)):
+    sent = [upload, *again]
+    every = [first, *repeats]
+    for other in others:
+        sent.append(other)
+        every.append(_left(other))
+    for one in every:
         for name, left in one.items():
             if wrong := _wrong(left):
                 return f"{name} {wrong}"
     for name, left in first.items():
         if repeats and _repeats(left, [other[name] for other in repeats]):
             return f"the noise in {name} is not new when the same images are sent again, so it can be taken away"
+        noisy = torch.stack([one[name][1] > one[name][2] for one in every]).all(0)
+        units = torch.stack([one[name][0][noisy] / one[name][1][noisy].sqrt() for one in every])
+        seen = torch.stack([other.observed[name].detach().flatten()[noisy] for other in sent])
+        if wrong := what_is_wrong(units, seen):
+            return f"{name} {wrong}"
     return ""
 
 
