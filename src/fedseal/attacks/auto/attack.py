@@ -7,8 +7,8 @@ its PSNR, learned on shadows from how well answers explain updates; without publ
 best explanation is given. The truth is never looked at. Work on shadows is done once per model, defence, public data
 and budget, and kept.
 
-Cost: per target the budget's iterations and what the closed forms take; on shadows, once, six to eight budgets of one
-target (ten of a large one), twice that for one who knows the defence, and all that `learned` and `retrieval` prepare.
+Cost: per target the budget's iterations and what the closed forms take; on shadows, once, ten to twelve budgets
+of one target, twice that for one who knows the defence, and all that `learned` and `retrieval` prepare.
 
 Known breaks: public images unlike the private ones, by which shadows teach the wrong trust; without any, an update
 under noise is explained best by images that fit the noise.

@@ -1,11 +1,11 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
 Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget on a pair of
-shadows, the better half with half of it on all of them, and the best with all if that is much more than it had; never
-with so little that only the strongest prior can look good, nor with more than it takes to tell them apart: what is left
-is for the targets. A budget too small to be halved has one heat only. For an attacker who knows the defence, the better
-half also runs as if it did not know it: knowledge that does not help is not used. What every member then reaches on the
-shadows, beside how well its images explain the update, gives an expected score for any answer it will give.
+shadows, the better half with half of it on all of them, the best with all; never with so little that only the strongest
+prior can look good, nor with more than it takes to tell them apart: what is left is for the targets. A budget too small
+to be halved has one heat only. For an attacker who knows the defence, the better half also runs as if it did not know
+it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well its images
+explain the update, gives an expected score for any answer it will give.
 """
 
 from __future__ import annotations
@@ -122,15 +122,13 @@ def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int 
     defended = shadows.observations[0].knowledge.defence is not None
     heats = [_share(iterations, 4, _LONGEST), _share(iterations, 2, 2 * _LONGEST)]
     entered = [Member(spec, True) for spec in specs]
-    judged = _ranked(entered, shadows.first(_PAIR), heats[0], restarts)
-    better = list(judged)[: max(1, len(judged) // 2)]
+    better = list(_ranked(entered, shadows.first(_PAIR), heats[0], restarts))
+    better = better[: max(1, len(better) // 2)]
     if defended:
         better += [Member(member.spec, False) for member in better]
     if len(better) > 1 and (defended or heats[0] < heats[1]):
-        judged = _ranked(better, shadows, heats[1], restarts)
-    if 2 * heats[1] < iterations:
-        judged = _ranked(list(judged)[:1], shadows, iterations, restarts)
-    return dict(list(judged.items())[:1])
+        better = list(_ranked(better, shadows, heats[1], restarts))
+    return dict(_ranked(better[:1], shadows, iterations, restarts))
 
 
 def _share(iterations: int, part: int, most: int) -> int:
