@@ -80,7 +80,7 @@ def test_noise_that_can_be_taken_away_is_named():
     pairs = drawn()
     pairs[:, 1::2] = -pairs[:, ::2]
     assert "one entry tells of another" in what_is_wrong(pairs, pairs)
-    steps = (3 * drawn()).round() / 3
+    steps = (30 * drawn()).round() / 30
     assert "in steps" in what_is_wrong(steps, 30 * steps + 0.02 * drawn(seed=1))
 
 
