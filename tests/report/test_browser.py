@@ -33,8 +33,13 @@ def pages(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
     [
-        *(("plain", width, scheme) for width in (1280, 768, 390) for scheme in ("light", "dark")),
-        ("redacted", 1280, "light"),
+        ("plain", 1280, "light"),
+        ("plain", 390, "dark"),
+        pytest.param("plain", 1280, "dark", marks=pytest.mark.slow),
+        pytest.param("plain", 768, "light", marks=pytest.mark.slow),
+        pytest.param("plain", 768, "dark", marks=pytest.mark.slow),
+        pytest.param("plain", 390, "light", marks=pytest.mark.slow),
+        pytest.param("redacted", 1280, "light", marks=pytest.mark.slow),
         ("redacted", 390, "dark"),
     ],
 )
