@@ -58,26 +58,42 @@ def machine_part(device: str | torch.device) -> Any:
     return {"torch": torch.__version__, "device": torch.device(device).type}
 
 
-def entry_part(registry: Registry[Any], spec: str, within: tuple[str, ...] = ()) -> Any:
+def entry_part(registry: Registry[Any], spec: str) -> Any:
     """Return what determines an entry of a registry; one that builds others by their specs holds these too.
+
+    All that it may build, at any depth, is listed once: a module of many entries names each of them in its texts.
 
     Args:
         registry: of the entry.
         spec: its own.
-        within: entries that build this one, which are not entered again.
     """
+    own = registry.find(spec).name
+    nested: dict[str, Any] = {}
+    waiting = sorted(_built(registry, spec, own))
+    while waiting:
+        text = waiting.pop()
+        if text not in nested:
+            nested[text] = _alone(registry, text)
+            waiting += sorted(_built(registry, text, own) - nested.keys())
+    return {**_alone(registry, spec), "nested": nested}
+
+
+def _alone(registry: Registry[Any], spec: str) -> dict[str, Any]:
+    entry = registry.find(spec)
+    return {
+        "name": entry.name,
+        "options": content_of(registry.resolve(spec)),
+        "code": code_digest(entry.modules, entry=entry.name),
+    }
+
+
+def _built(registry: Registry[Any], spec: str, own: str) -> set[str]:
+    """Return the specs of other entries, but for the one called `own`, that an entry may build itself."""
     entry, options = registry.find(spec), registry.resolve(spec)
-    inner = (*within, entry.name)
     code_names = _CODE_NAMES.get(registry.kind)
     texts = looked_up(entry.modules, code_names) if code_names else ()
     free = [value for key, value in options.items() if entry.parameters[key].annotation is str]
-    built = {text for text in (*free, *texts) if _names_entry(registry, text, inner)}
-    return {
-        "name": entry.name,
-        "options": content_of(options),
-        "nested": {text: entry_part(registry, text, inner) for text in sorted(built)},
-        "code": code_digest(entry.modules, entry=entry.name),
-    }
+    return {text for text in (*free, *texts) if _names_entry(registry, text, (own, entry.name))}
 
 
 _CODE_NAMES = {"attack": "ATTACKS", "defence": "DEFENCES", "model": "MODELS"}
