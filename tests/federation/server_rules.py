@@ -61,8 +61,11 @@ class NoisyMean:
 
 
 def krum(changes: Tensor, number: int) -> Tensor:
-    """Return the change nearest to its neighbours (Blanchard et al., NeurIPS 2017), with one attacker among them."""
+    """Return the change nearest to its n - 2 neighbours (Blanchard et al., NeurIPS 2017), with no attacker among them.
+
+    With one of four, a single neighbour counts, and the two nearest to each other are a tie.
+    """
     distances = torch.cdist(changes, changes).square()
-    nearest = max(1, len(changes) - 1 - 2)
+    nearest = len(changes) - 2
     scores = distances.sort(1).values[:, 1 : nearest + 1].sum(1)
     return changes[int(scores.argmin())]
