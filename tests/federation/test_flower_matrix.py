@@ -35,7 +35,7 @@ from .server_rules import AdaptiveServer, NoisyMean, ServerStep, krum
 NORMS = ("batch", "group", "dropout")
 CLIENTS, ROUNDS, SIZE, RATE, SEED = 4, 5, 32, 0.1, 0
 STEPS = {"batch": 10, "group": 10, "dropout": 40}
-"""Dropout draws other masks here than there; its network has no normalisation and is trained until that matters less."""
+"""Dropout draws other masks here than there; its network, without normalisation, is trained until that matters less."""
 NOISE, CLIP = 0.0001, 10.0
 STRONGER = {"adadefense": "adadefense:scale=0.01"}
 
