@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedseal.core.errors import InputError, UsageError
-from fedseal.models.registry import MODELS, build_model, check_classifier
+from fedseal.models.registry import build_model, check_classifier, complete_models
 from fedseal.models.structure import executed_layers, input_linear_layer, output_layer
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]
@@ -105,14 +105,14 @@ def refusal(nets: str, attribute: str) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", complete_models())
 def test_every_model_builds_and_answers(name: str, shape: tuple[int, int, int]):
     model = build(name, shape, 7)
     with torch.no_grad():
         assert model.eval()(torch.rand(3, *shape)).shape == (3, 7)
 
 
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", complete_models())
 def test_wide_uniform_weights_fill_their_interval(name: str):
     model = build(f"{name}:init=wide-uniform", (1, 28, 28))
     values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -121,13 +121,19 @@ def test_wide_uniform_weights_fill_their_interval(name: str):
     assert float(values.mean()) == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", complete_models())
 def test_seeds_decide_the_weights_and_the_global_generator_is_left_alone(name: str):
     before = torch.get_rng_state()
     one, same, other = (build(name, (1, 28, 28), seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_doors_to_other_libraries_are_named_with_what_is_behind_them():
+    assert {"hf", "timm"}.isdisjoint(complete_models())
+    with pytest.raises(UsageError, match="needs 'kind'"):
+        build("hf")
 
 
 def test_lenet_has_the_parameters_of_the_paper():

@@ -50,6 +50,17 @@ _HINT = "Check the model's options and code, and that it was built for data of t
 register_model = MODELS.register
 """Register a model under a name: see `Registry.register`."""
 
+_SUPPLIED = {"input_shape", "num_classes"}
+
+
+def complete_models() -> list[str]:
+    """Return the models that a name alone builds; `hf` and `timm` open libraries and need more than that."""
+    needed = {
+        name: {key for key, one in MODELS.entry(name).parameters.items() if one.default is one.empty}
+        for name in MODELS.names()
+    }
+    return [name for name, keys in needed.items() if keys <= _SUPPLIED]
+
 
 def build_model(
     spec: str, *, input_shape: tuple[int, int, int], num_classes: int, seed: int, exact: bool = True

@@ -9,7 +9,7 @@ from torch import nn
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.tensors import Tensors, check_finite, check_like
 from fedseal.defences.pipeline import build_defence
-from fedseal.models.registry import MODELS, build_model
+from fedseal.models.registry import build_model, complete_models
 from fedseal.updates.source import UpdateSource
 
 
@@ -17,7 +17,7 @@ def sent_model(
     source: UpdateSource, shape: tuple[int, int, int], classes: int | None, state: Tensors | None
 ) -> nn.Module:
     """Return the model with the weights the client was sent."""
-    specs = MODELS.names() if source.model_is_file else [source.model]
+    specs = complete_models() if source.model_is_file else [source.model]
     sizes = [classes] if classes is not None else _possible_outputs(state)
     if len(specs) == len(sizes) == 1:
         return _with_weights(_built(source, specs[0], shape, sizes[0]), state)
