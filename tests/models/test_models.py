@@ -104,15 +104,19 @@ def refusal(nets: str, attribute: str) -> str:
     return str(caught.value)
 
 
+LARGE = {"resnet10-x3", "resnet10-x5", "resnet34", "resnet50", "vgg16"}
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in complete_models()]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", complete_models())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_model_builds_and_answers(name: str, shape: tuple[int, int, int]):
     model = build(name, shape, 7)
     with torch.no_grad():
         assert model.eval()(torch.rand(3, *shape)).shape == (3, 7)
 
 
-@pytest.mark.parametrize("name", complete_models())
+@pytest.mark.parametrize("name", NAMES)
 def test_wide_uniform_weights_fill_their_interval(name: str):
     model = build(f"{name}:init=wide-uniform", (1, 28, 28))
     values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -121,7 +125,7 @@ def test_wide_uniform_weights_fill_their_interval(name: str):
     assert float(values.mean()) == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize("name", complete_models())
+@pytest.mark.parametrize("name", NAMES)
 def test_seeds_decide_the_weights_and_the_global_generator_is_left_alone(name: str):
     before = torch.get_rng_state()
     one, same, other = (build(name, (1, 28, 28), seed=seed).state_dict() for seed in (1, 1, 2))

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
-from pydantic import BaseModel
 
 from fedseal.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from fedseal.core.watcher import Watcher
 
 Attacks: TypeAlias = Annotated[
@@ -63,7 +64,7 @@ Workers: TypeAlias = Annotated[
     ),
 ]
 
-Config = TypeVar("Config", bound=BaseModel)
+Config = TypeVar("Config", bound="BaseModel")
 
 
 def command_line() -> str:
