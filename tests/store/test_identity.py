@@ -141,6 +141,7 @@ defences: [none, topk]
 attacker: {{aware: naive}}
 iterations: 2
 targets: 1
+readings: 0
 """
 NET = """
 from torch import nn
@@ -198,7 +199,7 @@ def test_a_changed_default_runs_that_attack_again_and_no_other(tmp_path: Path, a
     with (package / "report" / "html.py").open("a") as file:
         file.write("\n_TURN = 1\n")
     edit(package / "federation" / "client.py", '"""', '"""In other words: ')
-    edit(package / "attacks" / "inverting.py", "tv: float = 1e-4", "tv: float = 2e-4")
+    edit(package / "attacks" / "inverting.py", "tv: Weight = 1e-4", "tv: Weight = 2e-4")
     assert audit() == {"ig on none", "ig on topk"}
     edit(package / "defences" / "pruning.py", "ratio: float = 0.8", "ratio: float = 0.7")
     assert audit() == {"ig on topk", "idlg on topk", "first-layer on topk"}
