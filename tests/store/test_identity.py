@@ -21,7 +21,7 @@ from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.attack import ATTACKS
 from fedseal.core.identity import content_of, identity_of
-from fedseal.models.registry import build_model
+from fedseal.models.registry import MODELS, build_model
 from fedseal.store.identity import defence_part, entry_part
 
 PACKAGE = Path(fedseal.__file__).parent
@@ -42,6 +42,13 @@ def test_an_attack_that_runs_another_holds_its_options_too() -> None:
     fishing = [identity_of(attack=entry_part(ATTACKS, f"fishing:inversion={inner}")) for inner in ("ig", "dlg")]
     assert len(set(fishing)) == 2
     assert "ig" in str(entry_part(ATTACKS, "fishing:inversion=ig")["nested"])
+
+
+def test_what_an_entry_may_build_is_listed_once_each() -> None:
+    """A module with many entries names each of them: one part for every way between them would never end."""
+    part = entry_part(MODELS, "resnet20")
+    assert {"resnet32", "resnet56"} <= set(part["nested"])
+    assert all("nested" not in one for one in part["nested"].values())
 
 
 def test_models_and_data_count_by_what_they_are(tmp_path: Path) -> None:
