@@ -121,7 +121,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     ("workers", "moments"),
     [
-        pytest.param(1, [(2, 0.1)], id="once"),
+        pytest.param(1, [(2, 0.1)], id="once", marks=pytest.mark.slow),
         pytest.param(1, [(None, 2.0), (1, 0.2), (2, 0.2)], id="thrice", marks=pytest.mark.slow),
         pytest.param(2, [(2, 0.1)], id="workers", marks=pytest.mark.slow),
     ],
