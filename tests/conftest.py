@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,3 +38,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def shared() -> Path:
     """The directory with `data/` and `weights/`."""
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[[Path], ModuleType]:
+    """Imports a file that is part of no package."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"script_{path.parent.name}_{path.stem}".replace(".", "_"), path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look themselves up there
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,14 +18,8 @@ MADE = re.compile(r"Made from commit `([0-9a-f]{40})` \(`src/fedseal`: tree `([0
 
 
 @pytest.fixture(scope="module")
-def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", RESULTS / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+def make(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(RESULTS / "make.py")
 
 
 def _git(*arguments: str) -> str | None:

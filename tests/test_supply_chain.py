@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,13 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def hashes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release_hashes", ROOT / ".ci" / "hashes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hashes(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(ROOT / ".ci" / "hashes.py")
 
 
 def test_versions_with_known_holes_are_not_admitted(hashes: ModuleType) -> None:

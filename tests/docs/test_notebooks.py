@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,13 +16,8 @@ NOTEBOOKS = sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def execute() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("execute_notebooks", HERE / "execute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def execute(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(HERE / "execute.py")
 
 
 @pytest.fixture(scope="module")

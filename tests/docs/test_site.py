@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +24,8 @@ def test_the_api_page_has_every_public_name_and_no_other() -> None:
 
 
 @pytest.fixture(scope="module")
-def conf() -> Any:
-    spec = importlib.util.spec_from_file_location("site_conf", DOCS / "conf.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def conf(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(DOCS / "conf.py")
 
 
 def test_a_page_is_in_the_navigation_as_soon_as_it_is_in_the_tree(conf: Any) -> None:

@@ -44,7 +44,7 @@ def test_the_stem_for_photographs_makes_the_network_of_imagenet() -> None:
 
 
 def test_wider_networks_are_wider() -> None:
-    narrow, wide = build("resnet10"), build("resnet10-x3")
+    narrow, wide = build("resnet10"), build("resnet10:width=192")
     assert wide.conv1.out_channels == 3 * narrow.conv1.out_channels  # type: ignore[union-attr, operator]
 
 

@@ -104,7 +104,7 @@ def refusal(nets: str, attribute: str) -> str:
     return str(caught.value)
 
 
-LARGE = {"resnet10-x3", "resnet10-x5", "resnet34", "resnet50", "vgg16"}
+LARGE = {"resnet34", "resnet50", "vgg16"}
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in complete_models()]
 
 

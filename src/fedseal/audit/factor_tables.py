@@ -1,7 +1,9 @@
 """What a run says of each factor: its levels side by side, under the same values of all others, and one sentence.
 
 Levels are told apart by their intervals alone: where the highest and the lowest overlap, no difference is shown, which
-does not mean that there is none. Every level carries the reading of the verdict that decided it.
+does not mean that there is none. Two 95 % intervals of equal levels miss each other in about 0.6 % of pairs, and k
+levels have k (k - 1) / 2 pairs: of many levels, the highest and the lowest differ by chance more often. Every level
+carries the reading of the verdict that decided it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether what looks like noise is: new each time, in every entry, independent of its neighbours, and on no lattice.
 
 All here take residuals in units of the declared deviation, [U, N] for U uploads and N entries of one tensor, and assume
-nothing of the noise's law but a density below 0.8 at zero (Laplace's is 0.71) and a smooth one. Limits are such that
-honest noise fails in less than one of a hundred million audits.
+nothing of the noise's law but a density below 0.8 at zero (Laplace's is 0.71) and a smooth one. Limits lie
+seven standard deviations out, so that honest noise does not meet them by chance; the soundness tests ask several seeds.
 """
 
 from __future__ import annotations

@@ -158,22 +158,6 @@ def resnet10(
     return ResNet(input_shape[0], num_classes, (1, 1, 1, 1), width, activation, stem)
 
 
-@MODELS.register("resnet10-x3", Info("`resnet10`, three times as wide", paper=_PAPER))
-def resnet10_x3(
-    input_shape: Shape, num_classes: int, activation: Activation = "relu", stem: Stem = "cifar"
-) -> nn.Module:
-    """Build ResNet-10 of FedLeak's Table 8, three times as wide."""
-    return ResNet(input_shape[0], num_classes, (1, 1, 1, 1), 3 * 64, activation, stem)
-
-
-@MODELS.register("resnet10-x5", Info("`resnet10`, five times as wide", paper=_PAPER))
-def resnet10_x5(
-    input_shape: Shape, num_classes: int, activation: Activation = "relu", stem: Stem = "cifar"
-) -> nn.Module:
-    """Build ResNet-10 of FedLeak's Table 8, five times as wide."""
-    return ResNet(input_shape[0], num_classes, (1, 1, 1, 1), 5 * 64, activation, stem)
-
-
 @MODELS.register("resnet18", Info("residual network, two blocks per stage", paper=_PAPER))
 def resnet18(
     input_shape: Shape, num_classes: int, width: Width = 64, activation: Activation = "relu", stem: Stem = "cifar"
