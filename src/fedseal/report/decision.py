@@ -300,13 +300,15 @@ def _steps(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Sequ
         steps.append(f"Attack at least {FEWEST} batches, better 20: set `targets`.")
     if any(row.state is State.NO_POWER for row in rows):
         steps.append("Give the attacks a larger budget, or take `auto`: these broke nothing at all.")
-    unsettled = [row.ideal for row in rows if row.state is State.NOT_SHOWN]
-    if any(ideal is None or ideal.gain_db is None for ideal in unsettled):
+    unsettled = [row for row in rows if row.state is State.NOT_SHOWN]
+    read = [row for row in unsettled if row.ideal is not None and row.ideal.gain_db is not None]
+    if len(read) < len(unsettled):
         steps.append("Have what updates hold computed (`readings`), or take a defence with a proof.")
-    if any(ideal is not None and ideal.gain_db is not None for ideal in unsettled):
+    if read:
+        named = ", ".join(dict.fromkeys(row.defence for row in read))
         steps.append(
-            "Take a stronger setting or a defence with a proof: the updates hold more than a guess, though no attack "
-            "tried here got at it."
+            f"Do not rely on {named} at this strength: updates hold more than a guess there, though no attack tried "
+            "here got at it. Take a stronger setting or a defence with a proof."
         )
     noise = _noise(run)
     if noise is not None and any(row.state is not State.LOW for row in rows):
