@@ -306,8 +306,9 @@ def test_a_failing_trial_ends_with_3_and_the_others_count(fedseal: Command, tmp_
 
 
 def test_an_audit_that_could_attack_nothing_is_no_clean_bill(fedseal: Command, tmp_path: Path):
-    arguments = ("audit", *QUICK[:2], "--attack", "first-layer", "--targets", "1", "--defence", "none", "--out", "run")
-    answer = fedseal(*arguments)
+    scenario = "{data: 'faces:size=8', model: lenet, attacks: [first-layer], defences: [none], targets: 1, readings: 0}"
+    (tmp_path / "nothing.yaml").write_text(scenario)
+    answer = fedseal("audit", "nothing.yaml", "--out", "run")
     refused(answer, "nothing could be judged", "first layer is linear")
     assert (tmp_path / "run" / "report.html").exists()
 

@@ -18,8 +18,8 @@ from fedseal.core.errors import CapabilityError, InputError, UsageError
 from fedseal.data.registry import DATASETS
 from fedseal.store.readings import ReadingRecord
 
-SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=2", "targets": 1}
-YAML = "data: faces:size=8\nattacks: [ig:iterations=2]\ntargets: 1\n"
+SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=2", "targets": 1, "readings": 0}
+YAML = "data: faces:size=8\nattacks: [ig:iterations=2]\ntargets: 1\nreadings: 0\n"
 LEARNING: dict[str, Any] = {"data": "faces:size=8", "model": "mlp", "clients": 2, "federation": {"rounds": 1}}
 
 

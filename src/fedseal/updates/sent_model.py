@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.tensors import Tensors, check_finite, check_like
 from fedseal.defences.pipeline import build_defence
-from fedseal.models.registry import build_model, complete_models
+from fedseal.models.registry import MODELS, build_model, complete_models
 from fedseal.updates.source import UpdateSource
 
 
@@ -26,6 +27,8 @@ def sent_model(
     found = {}
     for spec in specs:
         for size in sizes:
+            if source.defence is None and not _may_fit(spec, shape, size, wanted):
+                continue
             try:
                 model = _built(source, spec, shape, size)
             except InputError:  # it has another number of outputs, or is not made for images of this size
@@ -49,6 +52,16 @@ def sent_model(
 def _built(source: UpdateSource, spec: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     model = build_model(spec, input_shape=shape, num_classes=classes, seed=0)
     return model if source.defence is None else build_defence(source.defence).wrap_model(model)
+
+
+def _may_fit(spec: str, shape: tuple[int, int, int], classes: int, wanted: dict[str, torch.Size]) -> bool:
+    """Return false where a model's shapes, drawn up without weights, are others; a large network costs no time so."""
+    try:
+        with torch.device("meta"):
+            drawn = MODELS.build(spec, input_shape=shape, num_classes=classes).state_dict()
+        return {name: tensor.shape for name, tensor in drawn.items()} == wanted
+    except Exception:  # noqa: BLE001 - its factory asks weights for their values, or refuses: building it says which
+        return True
 
 
 def _with_weights(model: nn.Module, state: Tensors | None) -> nn.Module:
