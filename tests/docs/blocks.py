@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ("sh", "python")
 """Languages that are run, if the block is not a file."""
 SHOWN = ("yaml", "toml", "json", "text", "console", "html", "ini", "xml")
-MARKS = ("slow", "fresh", "not run", "exits", "before", "serves")
+MARKS = ("slow", "fresh", "not run", "exits", "before", "serves", "beside", "until")
 _MARK = re.compile(rf"<!--\s*({'|'.join(MARKS)}):\s*(.*?)\s*-->", re.DOTALL)
 _NAMED = re.compile(r"`([\w./-]+\.\w+)`[^`]*:$")
 _FIRST_LINE = re.compile(r"# ([\w./-]+\.\w+)(?:\s|$)")
@@ -162,21 +164,31 @@ class Reader:
             if "before" in block.marks:
                 run(block, block.marks["before"], 0)
             if "serves" in block.marks:
-                self._server(block, block.marks["serves"])
-            else:
+                with self._server(block, block.code, block.marks["serves"]) as serving:
+                    pass
+                assert serving.returncode in (0, 130), f"{block.where} ends with {serving.returncode}"  # 130: the shell
+                return
+            with contextlib.ExitStack() as others:
+                if "beside" in block.marks:
+                    others.enter_context(self._server(block, block.marks["beside"], block.marks["until"]))
                 run(block, block.code, int(block.marks.get("exits", 0)))
 
-    def _server(self, block: Block, words: str) -> None:
-        """Run what goes on until somebody ends it: wait until it says `words`, then press Ctrl-C."""
-        script = f". {shlex.quote(str(self._state))}\nexport PYTHONUNBUFFERED=1\n{block.code}"
+    @contextlib.contextmanager
+    def _server(self, block: Block, code: str, words: str) -> Iterator[subprocess.Popen[str]]:
+        """Run what goes on until somebody ends it: wait until it says `words`, and press Ctrl-C in the end."""
+        script = f". {shlex.quote(str(self._state))}\nexport PYTHONUNBUFFERED=1\n{code}"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(["bash", "-c", script], text=True, start_new_session=True, **pipes) as serving:
             assert serving.stdout is not None
-            said = next((line for line in serving.stdout if words in line), None)
-            os.killpg(serving.pid, signal.SIGINT)
-            rest = serving.communicate(timeout=300)[0]
-        assert said is not None, f"{block.where} does not say {words!r}\n{rest}"
-        assert serving.returncode in (0, 130), f"{block.where} ends with {serving.returncode}\n{rest}"  # 130: the shell
+            said: list[str] = []
+            while (line := serving.stdout.readline()) and words not in line:
+                said.append(line)
+            try:
+                assert line, f"{block.where} does not say {words!r}\n{''.join(said)}"
+                yield serving
+            finally:
+                os.killpg(serving.pid, signal.SIGINT)
+                serving.communicate(timeout=300)
 
     def _shell(self, block: Block, code: str, expected: int) -> None:
         state = shlex.quote(str(self._state))

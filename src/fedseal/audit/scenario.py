@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedseal.core.config_file import ModelText, PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
+from fedseal.core.ranges import Amount, Count, Seed
 
 
 class _Config(BaseModel):
@@ -47,14 +48,14 @@ class ClientConfig(_Config):
     learning_rate: float = Field(0.1, gt=0)
     aggregate: int = Field(1, ge=1, le=1000)
     bn_mode: BNMode = "eval"
-    examples: int | None = Field(None, ge=1)
+    examples: Count | None = None
     loss_reduction: Literal["mean", "sum"] = "mean"
     normalise: bool = False
     train_mode: bool = False
     dtype: Literal["float32", "float64", "float16"] = "float32"
     partition: str | None = None
     population: int = Field(10, ge=1, le=100_000)
-    member: int | None = Field(None, ge=0)
+    member: Amount | None = None
 
     @model_validator(mode="after")
     def _some_member(self) -> Self:
@@ -85,7 +86,7 @@ class AttackerConfig(_Config):
     normalisation: bool = True
     bn_statistics: bool = True
     public_data: bool = True
-    public_images: int = Field(2000, ge=1)
+    public_images: Count = 2000
     aware: Literal["naive", "aware", "both"] = "both"
     loss_reduction: Literal["mean", "sum"] | None = None
 
@@ -112,10 +113,10 @@ class StageConfig(_Config):
             far as it was trained, or trained on. Then everything but `round` is the training's.
     """
 
-    round: int | None = Field(None, ge=0)
-    clients: int = Field(10, ge=1)
+    round: Amount | None = None
+    clients: Count = 10
     partition: str = "iid"
-    clients_per_round: int | None = Field(None, ge=1)
+    clients_per_round: Count | None = None
     server_learning_rate: float = Field(1.0, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
     checkpoint: Path | None = None
@@ -202,12 +203,12 @@ class Scenario(_Config):
     attacks: Texts = Field(("auto",), min_length=1)
     control: str | None = None
     metrics: Texts = ()
-    targets: int = Field(4, ge=1)
-    readings: int = Field(2, ge=0)
-    iterations: int | None = Field(None, ge=1)
-    restarts: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=-(1 << 63), lt=1 << 63)
-    weight_seeds: tuple[int, ...] = ()
+    targets: Count = 4
+    readings: Amount = 2
+    iterations: Count | None = None
+    restarts: Count | None = None
+    seed: Seed = 0
+    weight_seeds: tuple[Seed, ...] = ()
 
     @model_validator(mode="after")
     def _weights_differ(self) -> Self:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import PathText
+from fedseal.core.ranges import Seed
 from fedseal.core.registry import near_matches
 from fedseal.core.specs import quoted, shortened
 from fedseal.core.yaml_text import line_of, read_yaml
@@ -50,8 +51,8 @@ PlainName = Annotated[str, AfterValidator(_plain)]
 """A name that is also good for a file."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 """Texts; one alone needs no brackets."""
-Numbers = Annotated[tuple[int, ...], BeforeValidator(_one_or_many)]
-"""Whole numbers, likewise."""
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_one_or_many)]
+"""Seeds, likewise."""
 
 Source: TypeAlias = BaseModel | Mapping[str, Any] | PathText
 """What a configuration can be given as: itself, plain values, a YAML file, or YAML text."""

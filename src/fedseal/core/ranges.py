@@ -10,12 +10,14 @@ import types
 import typing
 from typing import Annotated, Any, Union
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 LARGEST = 1 << 40
 
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 """How many; at least one."""
+Amount = Annotated[int, Ge(0), Le(LARGEST)]
+"""How many, or which one, from 0."""
 Layers = Annotated[int, Ge(1), Le(256)]
 """How deep a network is; each layer is an object of its own."""
 Hidden = Annotated[int, Ge(0), Le(256)]
@@ -30,6 +32,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 """A part of a whole."""
 Weight = Annotated[float, Ge(0), Le(1e12)]
 """What a term counts: 0 leaves it out."""
+Seed = Annotated[int, Ge(-(1 << 63)), Lt(1 << 63)]
+"""What a generator of random numbers starts from."""
 
 
 def ranged(annotation: Any) -> Any:
@@ -37,7 +41,7 @@ def ranged(annotation: Any) -> Any:
     if annotation is float:
         return Annotated[float, Ge(0)]
     if annotation is int:
-        return Annotated[int, Ge(0), Le(LARGEST)]
+        return Amount
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return Union[tuple(ranged(part) for part in typing.get_args(annotation))]  # noqa: UP007 - built of parts
     return annotation

@@ -85,7 +85,8 @@ class TerminalProgress(Watcher):
     def _say(self, what: str, read: str) -> None:
         """Print a line where there is no terminal to draw in."""
         self._spoke = time.monotonic()
-        line = f"{self._done}/{self._total} {self._what}, {what}" + (f": {read}" if read else "")
+        plan = f"{self._done}/{self._total} {self._what}, " if self._total else ""
+        line = plan + what + (f": {read}" if read else "")
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, task: Task, count: int) -> None:

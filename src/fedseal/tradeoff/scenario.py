@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedseal.audit.scenario import AttackerConfig, ClientConfig, Scenario
 from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
+from fedseal.core.ranges import Count, Seed
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.tradeoff.sweeps import Sweep, parse_sweep
 from fedseal.training.scenario import TrainingScenario
@@ -46,11 +47,11 @@ class TradeoffScenario(BaseModel):
 
     name: PlainName = "tradeoff"
     data: str = "digits"
-    images: int | None = Field(None, ge=1)
+    images: Count | None = None
     normalise: bool = False
     model: str = "lenet-relu"
     attacked_model: str | None = None
-    clients: int = Field(10, ge=1)
+    clients: Count = 10
     partition: str = "iid"
     federation: FederationConfig = FederationConfig()
     client: ClientConfig = ClientConfig()
@@ -58,10 +59,10 @@ class TradeoffScenario(BaseModel):
     public_fraction: float = Field(0.3, gt=0, lt=1)
     defences: Texts = Field(("gaussian", "topk"), min_length=1)
     attacks: Texts = Field(("ig",), min_length=1)
-    targets: int = Field(4, ge=1)
-    iterations: int | None = Field(None, ge=1)
-    seed: int = 0
-    seeds: int = Field(1, ge=1)
+    targets: Count = 4
+    iterations: Count | None = None
+    seed: Seed = 0
+    seeds: Count = 1
 
     @property
     def sweeps(self) -> tuple[Sweep, ...]:

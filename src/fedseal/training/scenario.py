@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedseal.core.config_file import Numbers, PlainName, Texts, read_config, validate_config
+from fedseal.core.config_file import PlainName, Seeds, Texts, read_config, validate_config
 from fedseal.core.files import PathText
+from fedseal.core.ranges import Count
 from fedseal.federation.simulation.config import FederationConfig
 
 
@@ -42,14 +43,14 @@ class TrainingScenario(BaseModel):
     data: str = "digits"
     test: str | None = None
     test_fraction: float = Field(0.2, gt=0, lt=1)
-    images: int | None = Field(None, ge=1)
+    images: Count | None = None
     normalise: bool = True
     model: str = "lenet-relu"
-    clients: int = Field(10, ge=1)
+    clients: Count = 10
     partition: str = "iid"
     federation: FederationConfig = FederationConfig()
     defences: Texts = ("none",)
-    seeds: Numbers = Field((0,), min_length=1)
+    seeds: Seeds = Field((0,), min_length=1)
     target_accuracy: float | None = Field(None, gt=0, le=1)
 
     @field_validator("defences")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import RoundShape
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
+from fedseal.core.ranges import Count, Seed
 from fedseal.federation.client import RoundConfig
 from fedseal.federation.sampling import steps_of_epochs
 
@@ -42,24 +43,24 @@ class FederationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
-    rounds: int = Field(20, ge=1)
-    clients_per_round: int | None = Field(None, ge=1)
-    local_steps: int | None = Field(None, ge=1)
-    local_epochs: int | None = Field(None, ge=1)
-    batch_size: int | None = Field(32, ge=1)
+    rounds: Count = 20
+    clients_per_round: Count | None = None
+    local_steps: Count | None = None
+    local_epochs: Count | None = None
+    batch_size: Count | None = 32
     learning_rate: float = Field(0.1, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     server_learning_rate: float = Field(1.0, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.0, ge=0, lt=1)
     weighting: Literal["examples", "uniform"] = "examples"
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: Count = 1
     bn_mode: BNMode = "train-exact-stats"
     train_mode: bool = True
     loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
     vectorise: Literal["auto", "always", "never"] = "auto"
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _one_measure_of_work(self) -> Self:
