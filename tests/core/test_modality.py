@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import fedseal
 from fedseal.core import modality as kinds
+from fedseal.core.attack import ATTACKS
 from fedseal.core.batch import Batch, joined
-from fedseal.core.errors import InputError, UsageError
+from fedseal.core.errors import CapabilityError, InputError, UsageError
 from fedseal.core.modality import Modality, register_modality
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
@@ -59,6 +60,13 @@ def test_kinds_are_checked_known_and_never_overwritten(words: Batch):
         register_modality("words", Words())
     with pytest.raises(UsageError, match="no modality called 'sound'"):
         Batch(torch.rand(2, 3), torch.tensor([0, 1]), "sound")
+
+
+def test_an_attack_on_images_refuses_other_data_by_name() -> None:
+    known = fedseal.Knowledge(input_shape=(12,), num_classes=2, modality="text")
+    with pytest.raises(CapabilityError, match="ig rebuilds data of the kind image, and the clients hold text"):
+        ATTACKS.build("ig").check_knowledge(known)
+    assert known.ledger()["text shape"] == "12"
 
 
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.5", "gaussian:sigma=0.1", "dgp", "adadefense"])

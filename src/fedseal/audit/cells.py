@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fedseal.audit.evidence import Chance, Labels, Victims
+from fedseal.audit.evidence import Chance, Labels, Victims, scale_of
 from fedseal.audit.levels import RiskLevel, State, level_of
 from fedseal.information.proven import ProvenReading
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked
+from fedseal.metrics.scales import Scale
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
@@ -116,6 +117,11 @@ class Cell:
     def succeeded(self) -> tuple[TrialRecord, ...]:
         """Trials with scores."""
         return tuple(r for r in self.records if r.status == "ok")
+
+    @property
+    def scale(self) -> Scale:
+        """What its scores are measured in."""
+        return scale_of(self.succeeded)
 
     @property
     def baseline(self) -> str | None:

@@ -22,7 +22,7 @@ def squashed_outputs(setup: Setup) -> Iterator[Finding]:
     setup.model.eval()
     try:
         with torch.no_grad():
-            outputs = setup.model(setup.config.normalisation(setup.public.images[:_PROBES])).double()
+            outputs = setup.model(setup.config.normalisation(setup.public.inputs[:_PROBES])).double()
     except (Exception, SystemExit):  # noqa: BLE001 - a model that fails is another check's finding
         return
     finally:

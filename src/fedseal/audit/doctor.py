@@ -149,7 +149,7 @@ def _batch_and_classes(setup: Setup) -> Iterator[Finding]:
 def _last_bias(setup: Setup) -> Iterator[Finding]:
     if setup.scenario.attacker.labels in {"true", "unknown"}:
         return
-    probe = setup.public.images[:2]
+    probe = setup.public.inputs[:2]
     layer = output_layer(setup.model, probe, setup.outputs)
     if layer is None:
         yield Finding(

@@ -6,25 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel, level_of
-from fedseal.metrics.baselines import ATTAINABLE, WINSOR_DB, attainable, winsorised
+from fedseal.audit.levels import RiskLevel, level_of, thresholds
 from fedseal.metrics.intervals import FEWEST, Interval, nested_mean
 from fedseal.metrics.picked import Picked, Placed, picked
+from fedseal.metrics.scales import PSNR, Scale, scale_called
 from fedseal.metrics.shares import clustered_share, effective_tries, lower_limit
 from fedseal.store.records import TrialRecord
 
-VICTIM_MARGIN_DB = 1.0
-"""How far above every stranger an image must lie to be a victim. Without a leak an original is as likely as a stranger
-to be the closest of all, so that any of n originals beats all n (N - 1) strangers has probability 1/N at most."""
-
-ORACLE_MARGIN_DB = 3.0
+ORACLE_MARGIN_DB = PSNR.oracle_margin
 """How far above every guess, also those that look at the original, where strangers are too few to compare with."""
 
 LABEL_ALPHA = 0.02
 """Family-wise significance of labels that are read better than guessed, over all attacks on a defence."""
-
-FAILED_DB = 3.0
-"""An attack this far below a guess, all of its interval, has failed: that is no sign of safety."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +27,15 @@ class Chance:
     Attributes:
         name: of the baseline.
         psnr: its mean over the same images.
-        excess: mean paired difference to it, with its interval; scores above 40 dB are taken as 40, and images that the
-            guess rebuilds as well as that are left out: blank or public ones cannot be leaked.
+        excess: mean paired difference to it, with its interval; scores above the scale's ceiling are taken as that, and
+            samples that the guess rebuilds as well are left out: blank or public ones cannot be leaked.
+        margin: by how much less than a guess an attack has failed.
     """
 
     name: str
     psnr: float
     excess: Interval
+    margin: float = PSNR.failed
 
     @property
     def beaten(self) -> bool:
@@ -50,7 +45,7 @@ class Chance:
     @property
     def attack_failed(self) -> bool:
         """Whether the attack is reliably and by far worse than doing nothing."""
-        return self.excess.high is not None and self.excess.high < -FAILED_DB
+        return self.excess.high is not None and self.excess.high < -self.margin
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class Victims:
     """Single images that were recovered, whatever the mean says.
 
     Attributes:
-        count: images above every stranger of the cell by `VICTIM_MARGIN_DB`.
+        count: images above every stranger of the cell by the scale's margin.
         n: images attacked.
         best_psnr: of the best recovered image, victim or not.
         level: of the best recovered victim; None if there is none.
@@ -103,47 +98,58 @@ def by_seed(records: Sequence[TrialRecord], values: Iterable[Sequence[float]], s
 
 def against_chance(done: Sequence[TrialRecord], seed: int) -> Chance | None:
     """Compare scores with the strongest guess an attacker can make; None where no guess is known."""
-    guesses = {name: [_guess(r, name) for r in done] for name in ATTAINABLE if all(name in r.baselines for r in done)}
+    scale = scale_of(done)
+    named = [name for name in scale.attainable if all(name in r.baselines for r in done)]
+    guesses = {name: [_guess(r, name, scale) for r in done] for name in named}
     if not guesses:
         return None
     strongest = max(guesses, key=lambda name: fmean(fmean(part) for part in guesses[name]))
     chance = guesses[strongest]
     pairs = [
-        [p - c for p, c in zip(winsorised(r.psnr), part, strict=True) if c < WINSOR_DB]
+        [p - c for p, c in zip(scale.capped(r.psnr), part, strict=True) if c < scale.ceiling]
         for r, part in zip(done, chance, strict=True)
     ]
     telling = [(record, part) for record, part in zip(done, pairs, strict=True) if part]
     if not telling:
         return None
     excess = by_seed([record for record, _ in telling], [part for _, part in telling], seed)
-    return Chance(strongest, fmean(fmean(part) for part in chance), excess)
+    return Chance(strongest, fmean(fmean(part) for part in chance), excess, scale.failed)
 
 
-def _guess(record: TrialRecord, name: str) -> list[float]:
-    """Return a guess's scores; an attacker without the right labels guesses the mean of all classes instead."""
-    able = attainable(record.baselines, labels_right=record.label_accuracy == 1.0)
-    return winsorised(record.baselines[name if name in able else "mean_image"])
+def scale_of(records: Sequence[TrialRecord]) -> Scale:
+    """Return what the scores of trials are measured in."""
+    return scale_called(records[0].scale) if records else PSNR
+
+
+def _guess(record: TrialRecord, name: str, scale: Scale) -> list[float]:
+    """Return a guess's scores; an attacker without the right labels guesses as of all classes instead."""
+    able = record.label_accuracy == 1.0 or not name.startswith("class_")
+    return scale.capped(record.baselines[name if able else scale.fallback])
 
 
 def worst_victims(done: Sequence[TrialRecord]) -> Victims:
     """Look for single images that no chance explains."""
+    scale = scale_of(done)
     compared = all(record.stranger_psnr for record in done)
-    ceiling = max((value for r in done for value in r.stranger_psnr), default=0.0) + VICTIM_MARGIN_DB
+    ceiling = max((value for r in done for value in r.stranger_psnr), default=0.0) + scale.victim_margin
     hits: list[float] = []
     for record in done:
         best = record.psnr_best or record.psnr
         for index, value in enumerate(best):
-            oracle = max((scores[index] for scores in record.baselines.values()), default=0.0) + ORACLE_MARGIN_DB
+            oracle = max((scores[index] for scores in record.baselines.values()), default=0.0) + scale.oracle_margin
             if value > (ceiling if compared else min(oracle, 99.0)):
                 hits.append(value)
     images = [value for record in done for value in record.psnr]
-    level = level_of(max(hits)) if hits else None
+    level = level_of(max(hits), scale) if hits else None
     return Victims(
         len(hits),
         len(images),
         max(images),
         None if level is RiskLevel.LOW else level,
-        {level: clustered_share([[float(v >= db) for v in r.psnr] for r in done]) for level, db in THRESHOLDS_DB},
+        {
+            level: clustered_share([[float(v >= limit) for v in r.psnr] for r in done])
+            for level, limit in thresholds(scale)
+        },
     )
 
 

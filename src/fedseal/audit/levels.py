@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 from fedseal.core.errors import UsageError
+from fedseal.metrics.scales import PSNR, Scale
 
 
 class RiskLevel(IntEnum):
@@ -64,14 +65,16 @@ STATE_WORDS: dict[State, str] = {
 }
 """Each state in a sentence."""
 
-THRESHOLDS_DB: tuple[tuple[RiskLevel, float], ...] = (
-    (RiskLevel.VERY_HIGH, 20.0),
-    (RiskLevel.HIGH, 15.0),
-    (RiskLevel.MEDIUM, 10.0),
-)
-"""Where the levels begin (FedLeak, Sec. 5.3)."""
+
+def thresholds(scale: Scale) -> tuple[tuple[RiskLevel, float], ...]:
+    """Return where the levels of a scale begin, worst first."""
+    return tuple(zip((RiskLevel.VERY_HIGH, RiskLevel.HIGH, RiskLevel.MEDIUM), reversed(scale.limits), strict=True))
 
 
-def level_of(psnr_db: float) -> RiskLevel:
-    """Return the level of a PSNR that is known to be no guess."""
-    return next((level for level, limit in THRESHOLDS_DB if psnr_db >= limit), RiskLevel.LOW)
+def level_of(value: float, scale: Scale = PSNR) -> RiskLevel:
+    """Return the level of a score that is known to be no guess; of a PSNR in dB, unless said otherwise."""
+    return next((level for level, limit in thresholds(scale) if value >= limit), RiskLevel.LOW)
+
+
+THRESHOLDS_DB = thresholds(PSNR)
+"""Where the levels of images begin (FedLeak, Sec. 5.3)."""

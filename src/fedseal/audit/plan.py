@@ -158,7 +158,7 @@ def _base_parts(setup: Setup) -> dict[str, Any]:
         images_per_target=setup.images_per_target,
         data=data_part(setup.private, setup.data_hash),
         **({} if dealt is None else {"partition": entry_part(PARTITIONERS, dealt)}),
-        strangers=hash_tensors({"images": setup.strangers.images, "labels": setup.strangers.labels}),
+        strangers=hash_tensors({"images": setup.strangers.inputs, "labels": setup.strangers.labels}),
         model=model_part(scenario.model, setup.model),
         lpips=[file_content(path) for path in weight_files(cache_directory(), "alex")],
         machine=machine_part(next(setup.model.parameters()).device),

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from fedseal.audit.setup import Setup
-from fedseal.core.batch import Batch
+from fedseal.core.batch import Batch, joined
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
+from fedseal.core.modality import IMAGE
 from fedseal.detection.detector import detect
 from fedseal.detection.readings import MEANINGS
 from fedseal.metrics.baselines import public_duplicates
@@ -49,14 +50,14 @@ def weapon(setup: Setup) -> Iterator[Finding]:
 def duplicates(setup: Setup) -> Iterator[Finding]:
     """Name private targets that are public too: a guess rebuilds them exactly, whatever the defence."""
     per_target = setup.shape(Defence()).images
-    private = _targeted(setup, setup.scenario.targets * per_target).images
-    twins = public_duplicates(private, setup.public.images)
+    private = _targeted(setup, setup.scenario.targets * per_target).inputs
+    twins = public_duplicates(private, setup.public.inputs)
     if twins:
         places = ", ".join(f"{i // per_target}/{i % per_target}" for i in twins[:8])
         yield Finding(
             severity="warning",
             topic="duplicates",
-            text=f"{len(twins)} of {len(private)} private images are public as well (target/image {places}"
+            text=f"{len(twins)} of {len(private)} private {_noun(setup)} are public as well (target/sample {places}"
             f"{', ...' if len(twins) > 8 else ''}).",
             advice="They leak without an update. Remove them from the public part, or read the results without them.",
         )
@@ -72,8 +73,8 @@ def strangers(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             topic="strangers",
-            text=f"{count} private images{kind} are left that are nobody's target, at least {FEWEST_STRANGERS} are "
-            "needed: whether originals are singled out is not read.",
+            text=f"{count} private {_noun(setup)}{kind} are left that are nobody's target, at least "
+            f"{FEWEST_STRANGERS} are needed: whether originals are singled out is not read.",
             advice="Lower `targets` or `public_fraction`, or use a larger data set.",
         )
     elif count < STRANGERS:
@@ -93,17 +94,19 @@ def strangers(setup: Setup) -> Iterator[Finding]:
         )
 
 
+def _noun(setup: Setup) -> str:
+    return "images" if setup.private.modality == IMAGE else "samples"
+
+
 def _with_classes(setup: Setup, batch: Batch) -> Batch:
     """Return the batch with some class for each image where its labels are none: the detector reads gradients only."""
     if not batch.labels.is_floating_point():
         return batch
-    return Batch(batch.images, torch.arange(len(batch), device=batch.labels.device) % setup.outputs)
+    return Batch(batch.inputs, torch.arange(len(batch), device=batch.labels.device) % setup.outputs, batch.modality)
 
 
 def _targeted(setup: Setup, count: int) -> Batch:
     """Return up to `count` of the private images that targets are made of, as clients hold them."""
     shape = setup.shape(Defence())
     batches = [batch for target in range(setup.scenario.targets) for batch in setup.batches(target, shape)]
-    return Batch(
-        torch.cat([batch.images for batch in batches])[:count], torch.cat([batch.labels for batch in batches])[:count]
-    )
+    return joined(batches).pick(slice(count))

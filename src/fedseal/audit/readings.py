@@ -16,8 +16,9 @@ from safetensors.torch import save
 from fedseal.audit.cells import NEAR_PRIOR_DB
 from fedseal.audit.plan import base_identity, defence_identity
 from fedseal.audit.setup import Setup
-from fedseal.core.errors import FedsealError
+from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.identity import identity_of
+from fedseal.core.modality import IMAGE
 from fedseal.core.sources import code_digest
 from fedseal.defences.pipeline import build_defence
 from fedseal.information.declared import disagreement
@@ -43,6 +44,9 @@ _PLAYED = 240
 _UNDECLARED = (
     "the defence changes uploads and declares nothing of how: it is read as if everything passed, and nobody attacks "
     "it as one who knows it; give it an attacker_view"
+)
+_NOT_NEAR = (
+    "the ideal reading searches near the truth for numbers, and a {0} is made of choices, which have no neighbourhood"
 )
 _LIGHT = Effort(probes=8, rank=32, iterations=15)
 
@@ -86,6 +90,8 @@ class Reader:
         """Read one upload; return the record and, where there is one, the map of its pixels as a safetensors file."""
         sigma: dict[str, float | None] = {}
         try:
+            if self._setup.private.modality != IMAGE:
+                raise CapabilityError(_NOT_NEAR.format(self._setup.private.modality))
             upload = self._upload(job)
             reading = self._confirmed(job, upload, self._read(upload))
             if self._says_nothing(job) and disagreement(upload):

@@ -16,6 +16,7 @@ from fedseal.audit.verdict import Verdict, cell_fails, judge
 from fedseal.information.proven import ProvenReading
 from fedseal.store.findings import Finding
 from fedseal.store.frames import Per, trial_frame
+from fedseal.store.passages import unpack_words
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
@@ -84,6 +85,11 @@ class Run:
         return tuple(row for row in self.verdict().rows if row.state in weak and not self.is_control(row))
 
     @property
+    def scale(self) -> str:
+        """What its scores are measured in, by name; one run holds data of one kind."""
+        return next((record.scale for record in self.records if record.status == "ok"), "psnr")
+
+    @property
     def _exempt(self) -> dict[str, str | None]:
         return {scenario.name: scenario.exempt for scenario in self.scenarios}
 
@@ -105,6 +111,12 @@ class Run:
             [['none', 0, 0, 'ok'], ['none', 0, 1, 'ok']]
         """
         return trial_frame(self.records, self.readings, per)
+
+    def texts(self, record: TrialRecord) -> tuple[list[list[str]], list[list[str]]] | None:
+        """Return a trial's (originals, reconstructions) as words, paired by the fixed matching; None of images."""
+        if record.artefact is None:
+            return None
+        return unpack_words(load_file(self.directory / record.artefact))
 
     def images(self, record: TrialRecord) -> tuple[Tensor, Tensor] | None:
         """Return a trial's (originals, reconstructions), each [B, C, H, W], paired by the fixed matching."""

@@ -87,12 +87,14 @@ def _leak(cell: Cell) -> str:
         return f"{who} reads {accuracy:.0%} of the labels (guessing gives {chance:.0%})"
     if cell.decided == "worst victim" and cell.victims is not None:
         return (
-            f"{who} using {method} rebuilds {cell.victims.count} of {cell.victims.n} images beyond chance, "
-            f"the best at {cell.victims.best_psnr:.1f} dB PSNR"
+            f"{who} using {method} rebuilds {cell.victims.count} of {cell.victims.n} {cell.scale.noun}s beyond chance, "
+            f"the best at {cell.scale.said(cell.victims.best_psnr)}"
         )
     if cell.decided == "singled out":
-        return f"{picked_words(cell.picked)}, from what {who} using {method} rebuilds at {cell.psnr.mean:.1f} dB PSNR"
-    text = f"{who} using {method} rebuilds its images at {cell.psnr.mean:.1f} dB PSNR"
+        return (
+            f"{picked_words(cell.picked)}, from what {who} using {method} rebuilds at {cell.scale.said(cell.psnr.mean)}"
+        )
+    text = f"{who} using {method} rebuilds its {cell.scale.noun}s at {cell.scale.said(cell.psnr.mean)}"
     guess = "" if cell.baseline_psnr is None else f" (guessing without the update gives {cell.baseline_psnr:.1f})"
     return text + guess + (f"; {picked_words(cell.picked)}" if cell.picked is not None else "")
 
@@ -109,7 +111,11 @@ def _unsettled(row: Row, cell: Cell) -> str:
     if cell.state is State.TOO_FEW:
         seen = cell.victims
         said = STATE_WORDS[State.TOO_FEW]
-        return f"{said}, but {seen.count} of {seen.n} images came back" if seen and seen.level is not None else said
+        return (
+            f"{said}, but {seen.count} of {seen.n} {cell.scale.noun}s came back"
+            if seen and seen.level is not None
+            else said
+        )
     spent = f"no attack we ran got through in {_minutes(row.seconds)}"
     if cell.state is State.NO_POWER:
         spent = f"{spent}, nor can these attacks tell of defences" if row.defence == "none" else STATE_WORDS[cell.state]

@@ -21,9 +21,10 @@ from fedseal.core.batch import IDENTITY, Batch, joined
 from fedseal.core.defence import CostReport, Defence, RoundShape
 from fedseal.core.devices import find_device
 from fedseal.core.hashing import hash_tensors
+from fedseal.core.identity import identity_of
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, UpdateKind
-from fedseal.data.dataset import ImageDataset, split_public
+from fedseal.data.dataset import Dataset, split_public
 from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, set_mode
@@ -77,7 +78,7 @@ class Setup:
     """
 
     scenario: Scenario
-    private: ImageDataset
+    private: Dataset
     public: Batch
     model: nn.Module
     config: RoundConfig
@@ -90,7 +91,7 @@ class Setup:
     @cached_property
     def outputs(self) -> int:
         """How many the model has; one for each class, unless it has more, or one logit for two."""
-        return output_size(self.model, self.private.shape)
+        return output_size(self.model, self.private.probe())
 
     @property
     def by_class(self) -> bool:
@@ -205,8 +206,7 @@ class Setup:
         config = replace(self.config, local_steps=shape.local_steps)
         for number in range(min(images, len(self.public)) // shape.images):
             own = self.public.pick(slice(number * shape.images, (number + 1) * shape.images))
-            parts = (torch.split(tensor, shape.batch_size) for tensor in (own.images, own.labels))
-            batches = [Batch(*part) for part in zip(*parts, strict=True)]
+            batches = [own.pick(places) for places in torch.split(torch.arange(len(own)), shape.batch_size)]
             streams = TargetStreams(self.scenario.seed, (spec, "public", number))
             played = first_round(batches, shape, config, build_defence(spec), streams, f"public-{number}")
             exchange = Exchange(played, partial(self._knowledge, shape, own))
@@ -242,6 +242,8 @@ class Setup:
             learning_rate=client.learning_rate if attacker.learning_rate else None,
             normalisation=self.config.normalisation if attacker.normalisation else None,
             auxiliary=self.public if attacker.public_data else None,
+            modality=self.private.modality,
+            encoding=self.private.encoding,
         )
         return replace(knowledge, rehearse=rehearsal_of(knowledge, self._kind(shape), train_mode=client.train_mode))
 
@@ -279,17 +281,17 @@ class Loaded:
     """
 
     data_root: Path | None = None
-    _sets: dict[str, tuple[ImageDataset, str]] = field(default_factory=dict)
-    _parts: dict[tuple[str, float, int], tuple[ImageDataset, ImageDataset]] = field(default_factory=dict)
+    _sets: dict[str, tuple[Dataset, str]] = field(default_factory=dict)
+    _parts: dict[tuple[str, float, int], tuple[Dataset, Dataset]] = field(default_factory=dict)
 
-    def dataset(self, spec: str) -> tuple[ImageDataset, str]:
+    def dataset(self, spec: str) -> tuple[Dataset, str]:
         """Return a data set and the hash of its content."""
         if spec not in self._sets:
             found = DATASETS.build(spec, data_root=self.data_root)
-            self._sets[spec] = found, hash_tensors({"images": found.images, "labels": found.labels})
+            self._sets[spec] = found, _content(found)
         return self._sets[spec]
 
-    def split(self, dataset: ImageDataset, scenario: Scenario) -> tuple[ImageDataset, ImageDataset]:
+    def split(self, dataset: Dataset, scenario: Scenario) -> tuple[Dataset, Dataset]:
         """Return the private and the public part of a scenario's data, whose labels may be as its loss has them."""
         if dataset is not self.dataset(scenario.data)[0]:
             return split_public(dataset, scenario.public_fraction, scenario.seed)
@@ -320,7 +322,7 @@ def build_setup(
     where, granted = find_device(device), scenario.attacker.public_images
     if scenario.stage is not None and scenario.stage.checkpoint is not None:
         ground, private, config = trained_ground(scenario, data_root=data_root, device=device)
-        model, content = ground.model, hash_tensors({"images": private.images, "labels": private.labels})
+        model, content = ground.model, _content(private)
         public = ground.test.pick(slice(granted))
     else:
         dataset, content = loaded.dataset(scenario.data)
@@ -352,7 +354,13 @@ def build_setup(
     )
 
 
-def _round_config(scenario: Scenario, dataset: ImageDataset) -> RoundConfig:
+def _content(data: Dataset) -> str:
+    """Return the hash of what a data set holds, and of how its inputs are made."""
+    content = hash_tensors({"images": data.inputs, "labels": data.labels})
+    return content if data.encoding is None else identity_of(content=content, encoding=data.encoding.identity)
+
+
+def _round_config(scenario: Scenario, dataset: Dataset) -> RoundConfig:
     client = scenario.client
     return RoundConfig(
         local_steps=client.local_steps,

@@ -24,7 +24,7 @@ from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import write_atomically
 from fedseal.core.identity import file_content, identity_of
 from fedseal.core.sources import code_digest
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.partition import partition
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.checkpoint import load_checkpoint, rounds_behind
@@ -54,7 +54,7 @@ class Ground:
 
     model: nn.Module
     places: tuple[Tensor, ...]
-    clients: list[ImageDataset]
+    clients: list[Dataset]
     test: Batch
     normalisation: Normalisation
     configure: Callable[[Defence], FederationConfig]
@@ -195,9 +195,7 @@ class Staging:
         return federation, number
 
 
-def scenario_ground(
-    scenario: Scenario, private: ImageDataset, model: nn.Module, test: Batch, config: RoundConfig
-) -> Ground:
+def scenario_ground(scenario: Scenario, private: Dataset, model: nn.Module, test: Batch, config: RoundConfig) -> Ground:
     """Return the federation a scenario describes: its private data dealt to clients who train as its client does."""
     stage, client = scenario.stage, scenario.client
     assert stage is not None
@@ -227,9 +225,7 @@ def scenario_ground(
     return Ground(model, dealt.indices, dealt.datasets(private), test, config.normalisation, configure)
 
 
-def trained_ground(
-    scenario: Scenario, *, data_root: Path | None, device: str
-) -> tuple[Ground, ImageDataset, RoundConfig]:
+def trained_ground(scenario: Scenario, *, data_root: Path | None, device: str) -> tuple[Ground, Dataset, RoundConfig]:
     """Return the federation of a `fedseal train` run, its clients' data together, and how a client trains there."""
     assert scenario.stage is not None
     assert scenario.stage.checkpoint is not None

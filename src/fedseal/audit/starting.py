@@ -21,7 +21,7 @@ from fedseal.core.files import local_path
 from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.plugins import is_reference, load_reference
 from fedseal.core.registry import parse_spec
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.folder import read_sizes
 from fedseal.data.images import LARGEST, SMALLEST
 from fedseal.data.registry import DATASETS
@@ -48,7 +48,7 @@ class Look:
 
     model: str
     data: str
-    dataset: ImageDataset
+    dataset: Dataset
     network: nn.Module
     loss: str
     notes: tuple[str, ...]
@@ -116,7 +116,7 @@ def _data_candidates(data: str) -> list[str]:
     return [f"folder:{data}?size={size}&channels={channels}" for channels in colours for size in sides]
 
 
-def _losses(dataset: ImageDataset) -> tuple[str, ...]:
+def _losses(dataset: Dataset) -> tuple[str, ...]:
     if is_class(dataset.labels):
         return (CROSS_ENTROPY, "bce") if len(dataset.classes) == 2 else (CROSS_ENTROPY,)
     return ("bce",) if is_flags(dataset.labels) else ("mse",)
@@ -127,7 +127,7 @@ def scenario_text(look: Look, command: str) -> str:
     modules = list(look.network.modules())
     normalised = any(isinstance(module, _BatchNorm) for module in modules)
     dropping = any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules)
-    outputs, (channels, height, width) = output_size(look.network, look.dataset.shape), look.dataset.shape
+    outputs, size = output_size(look.network, look.dataset.probe()), "x".join(map(str, look.dataset.shape))
     parameters = sum(p.numel() for p in look.network.parameters() if p.requires_grad)
     per_image = len(look.dataset.classes)
     kind = f"{per_image} classes" if is_class(look.dataset.labels) else f"{per_image} flags or values per image"
@@ -141,7 +141,7 @@ def scenario_text(look: Look, command: str) -> str:
         "# To run it: fedseal audit FILE. To look at it first: fedseal check FILE.",
         "name: first-audit",
         "",
-        f"# {len(look.dataset):,} images {channels}x{height}x{width}, {kind}. Say the size your clients train on.",
+        f"# {len(look.dataset):,} images {size}, {kind}. Say the size your clients train on.",
         *[f"# {note}" for note in look.notes],
         f"data: {_quoted(look.data)}",
         "public_fraction: 0.3        # the attacker's own images of the same kind; no client holds them",

@@ -19,7 +19,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.seeds import generator
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.partition import partition
 from fedseal.defences.pipeline import Pipeline, build_defence
 from fedseal.federation.loss import is_class
@@ -36,7 +36,7 @@ class Targets:
         images: that a target has for itself, whatever the defence (`images_per_target`).
     """
 
-    private: ImageDataset
+    private: Dataset
     scenario: Scenario
     images: int
 

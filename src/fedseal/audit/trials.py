@@ -63,6 +63,7 @@ class TrialRunner:
         defences = [build_defence(job.defence) for _ in job.trials]
         model = self._setup.wrapped_model(defences[0], job.defence)
         attack = ATTACKS.build(job.attack)
+        attack.check_modality(self._setup.private.modality)
         attack.check_loss(self._setup.scenario.loss)
         check_rule(self._setup.scenario.attacker.labels, self._setup.scenario.loss)
         seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
@@ -108,6 +109,7 @@ class TrialRunner:
             by_class=self._setup.by_class,
             metrics=scenario.metrics,
             seed=derive_seed(scenario.seed, "baseline", job.trials[index].target),
+            encoding=self._setup.private.encoding,
         )
         measured = self._measures.measure(case, reconstruction)
         record = self._record(

@@ -146,7 +146,7 @@ def _measure(cell: Cell, together: int, seed: int) -> Cell:
         cell,
         psnr=by_seed(done, (r.psnr for r in done), seed),
         best_psnr=by_seed(done, (r.psnr_best for r in done), seed),
-        ssim=by_seed(done, (r.ssim for r in done), seed),
+        ssim=by_seed(done, (r.ssim for r in done), seed) if all(r.ssim for r in done) else None,
         lpips=by_seed(done, lpips, seed) if len(lpips) == len(done) else None,
         chance=against_chance(done, seed),
         victims=worst_victims(done),
@@ -159,9 +159,9 @@ def _measure(cell: Cell, together: int, seed: int) -> Cell:
 def _leaks(cell: Cell) -> Iterable[tuple[Decider, RiskLevel]]:
     """Return what each reading of the trials shows; below four trials only single victims are certain."""
     assert cell.psnr is not None
-    enough = len(cell.succeeded) >= FEWEST
-    if enough and cell.chance is not None and cell.chance.beaten and level_of(cell.psnr.mean) is not RiskLevel.LOW:
-        yield "found", level_of(cell.psnr.mean)
+    enough, found = len(cell.succeeded) >= FEWEST, level_of(cell.psnr.mean, cell.scale)
+    if enough and cell.chance is not None and cell.chance.beaten and found is not RiskLevel.LOW:
+        yield "found", found
     if enough and cell.picked is not None and cell.picked.significant:
         yield "singled out", RiskLevel.HIGH if cell.picked.first.mean > 0.5 else RiskLevel.MEDIUM
     if cell.victims is not None and cell.victims.level is not None:

@@ -41,7 +41,7 @@ def init(
     look = look_at(model, data, data_root)
     write_atomically(out, scenario_text(look, command_line()))
     channels, height, width = look.dataset.shape
-    outputs = output_size(look.network, look.dataset.shape)
+    outputs = output_size(look.network, look.dataset.probe())
     typer.echo(
         f"{look.model} takes the {len(look.dataset):,} images of {look.dataset.name} as {channels}x{height}x{width} "
         f"and answers with {outputs} output(s); {len(look.dataset.classes)} classes, loss {look.loss}."

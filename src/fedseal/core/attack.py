@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedseal.core.caveat import Caveat
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
+from fedseal.core.modality import IMAGE
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Declared, Registry
@@ -70,6 +71,9 @@ class Attack(Declared, ABC):
     any_loss: ClassVar[bool] = False
     """Whether it takes the client's loss as it is; if not, it reads the gradient of a classifier's cross-entropy."""
 
+    takes: ClassVar[tuple[str, ...]] = (IMAGE,)
+    """The kinds of data it can rebuild."""
+
     @property
     def needs(self) -> frozenset[str]:
         """The capabilities that must be granted."""
@@ -104,13 +108,23 @@ class Attack(Declared, ABC):
         self.check_knowledge(observation.knowledge)
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
-        """Refuse a threat model that does not grant what the attack needs, or a loss it cannot read."""
+        """Refuse a threat model that does not grant what the attack needs, data or a loss it cannot read."""
+        self.check_modality(knowledge.modality)
         self.check_loss(knowledge.loss)
         missing = sorted(self.needs - knowledge.granted())
         if missing:
             raise CapabilityError(
                 f"{self.name} needs {', '.join(missing)}, which the threat model does not grant.",
                 hint="Grant it under `attacker:` in the scenario, or choose another attack.",
+            )
+
+    def check_modality(self, modality: str) -> None:
+        """Refuse data of a kind the attack does not rebuild."""
+        if modality not in self.takes:
+            kinds = " and ".join(self.takes)
+            raise CapabilityError(
+                f"{self.name} rebuilds data of the kind {kinds}, and the clients hold {modality}.",
+                hint=f"`fedseal list attacks` says which attacks take {modality}.",
             )
 
     def check_loss(self, loss: str) -> None:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from torch import Tensor, nn
 
 from fedseal.core.batch import Batch, Normalisation
+from fedseal.core.encoding import Encoding
+from fedseal.core.errors import CapabilityError
+from fedseal.core.modality import IMAGE
 
 if TYPE_CHECKING:
     from fedseal.core.defence import AttackerView
@@ -57,7 +60,7 @@ class Knowledge:
         'not given; inferred from the update by the rule `identity`'
 
     Attributes:
-        input_shape: C, H, W of an image; public, as the server designs the model.
+        input_shape: C, H, W of an image, or the shape of what else a sample is; public, the server designs the model.
         num_classes: outputs of the model; public. One for each class, or one logit for two.
         loss: that clients minimise, by its name in a scenario.
         loss_reduction: how the client reduces its loss over the batch.
@@ -74,9 +77,11 @@ class Knowledge:
         defence: what a defence-aware attacker knows of the defence; None for a naive one.
         rehearse: plays clients with the attacker's own images, defended as the attacker knows them to be.
         altered: how an active server changed the model it sent, in words; None for an honest one.
+        modality: what clients hold.
+        encoding: how inputs are made of it, where that is not plain.
     """
 
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     loss: str = CROSS_ENTROPY
     loss_reduction: Literal["mean", "sum"] = "mean"
@@ -93,16 +98,31 @@ class Knowledge:
     defence: AttackerView | None = None
     rehearse: Rehearse | None = None
     altered: str | None = None
+    modality: str = IMAGE
+    encoding: Encoding | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """C, H, W of an image, for attacks that rebuild images."""
+        if len(self.input_shape) != 3:
+            raise CapabilityError(f"this rebuilds images, and the clients hold {self.modality}.")
+        channels, height, width = self.input_shape
+        return channels, height, width
 
     def granted(self) -> frozenset[str]:
         """Return the names of all capabilities that were given."""
         return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
+    @property
+    def _noun(self) -> str:
+        return "images" if self.modality == IMAGE else "samples"
+
     def ledger(self) -> dict[str, str]:
         """Return every capability with what was given, in words a privacy officer can read."""
         return {
             "model": _describe_model(self.altered),
-            "image shape": "x".join(map(str, self.input_shape)),
+            f"{self.modality} shape": "x".join(map(str, self.input_shape)),
+            **({} if self.encoding is None else {"encoding": self.encoding.describe()}),
             "classes": str(self.num_classes),
             "loss": self.loss,
             "loss reduction": self.loss_reduction,
@@ -113,7 +133,7 @@ class Knowledge:
             "local steps": _describe_steps(self.local_steps, self.clients),
             "learning rate": _given(self.learning_rate),
             "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
-            "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} images no client holds",
+            "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} {self._noun} no client holds",
             "defence": "not known" if self.defence is None else self.defence.describe(),
             "rehearsal": "none" if self.rehearse is None else self.rehearse.describe(),
         }

@@ -1,4 +1,4 @@
-"""What kind of thing a batch holds: images now; text and tables are further modules, not further branches.
+"""What kind of thing a batch holds: images, text; further kinds are further modules, not further branches.
 
 A modality says what its inputs look like and how they travel between devices. The model, the federation, defences of
 the update and the store ask nothing else of it. What is measured of it (scores, baselines, line-ups, pictures) is its
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedseal.core.errors import InputError, UsageError
 
 IMAGE = "image"
+TEXT = "text"
 TENSOR = "tensor"
 """Whatever a model takes, of which nothing is known but that its first dimension is the sample."""
 
@@ -44,6 +45,18 @@ class _Image(Modality):
         return inputs.to(device, dtype)
 
 
+class _Text(Modality):
+    """Token ids [B, T], whole numbers from 0, filled up to the longest text with the encoding's filler; labels [B]."""
+
+    def check(self, inputs: Tensor, labels: Tensor) -> None:
+        if inputs.ndim != 2 or inputs.is_floating_point() or len(inputs) != len(labels):
+            raise InputError(
+                f"a batch of text needs whole-number token ids [B, T] and labels [B], got {inputs.dtype} "
+                f"{list(inputs.shape)} and {list(labels.shape)}.",
+                hint="Texts of different lengths are filled up to one: `Tokeniser.encode` does that.",
+            )
+
+
 class _Tensor(Modality):
     """Rows of anything, one per sample, with a label each."""
 
@@ -54,7 +67,7 @@ class _Tensor(Modality):
             )
 
 
-_MODALITIES: dict[str, Modality] = {IMAGE: _Image(), TENSOR: _Tensor()}
+_MODALITIES: dict[str, Modality] = {IMAGE: _Image(), TEXT: _Text(), TENSOR: _Tensor()}
 
 
 def register_modality(name: str, modality: Modality) -> None:

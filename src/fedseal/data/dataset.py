@@ -1,19 +1,92 @@
-"""A labelled image data set in memory, and its split into clients' parts and the attacker's public part."""
+"""A labelled data set in memory, and its split into clients' parts and the attacker's public part."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
+from fedseal.core.encoding import Encoding
 from fedseal.core.errors import InputError
+from fedseal.core.modality import IMAGE
 from fedseal.core.seeds import generator
 
 
+class Dataset(ABC):
+    """What the federation asks of data of any kind; each kind is a frozen dataclass below this one.
+
+    Attributes:
+        name: for reports.
+        labels: one per sample.
+        classes: their names.
+        normalisation: between inputs and model; the identity where inputs have no channels.
+        notes: what was done to the data that their owner should know.
+        groups: int64 [N], whose a sample is; None where every one stands alone.
+    """
+
+    name: str
+    labels: Tensor
+    classes: tuple[str, ...]
+    normalisation: Normalisation = IDENTITY
+    notes: tuple[str, ...] = ()
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Tensor:
+        """What is held, one row per sample."""
+
+    @property
+    @abstractmethod
+    def modality(self) -> str:
+        """What kind of thing they are."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How they are made of what people know: a tokeniser, a table's columns; None where inputs speak."""
+        return None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.inputs.shape[1:])
+
+    def probe(self) -> Tensor:
+        """Return two inputs no client holds, on which a model shows what it answers with."""
+        return self.batch(torch.arange(2) % len(self)).inputs
+
+    @abstractmethod
+    def batch(self, indices: Tensor | None = None) -> Batch:
+        """Return the samples at `indices` (all, if None)."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """Return the data set restricted to `indices`."""
+
+    def relabelled(self, labels: Tensor, classes: tuple[str, ...]) -> Self:
+        """Return it with other labels."""
+        return replace(self, labels=labels, classes=classes)  # type: ignore[type-var]
+
+    def together_with(self, indices: Tensor) -> Tensor:
+        """Return the places of all samples that share a group with one of `indices`; without groups, these."""
+        if self.groups is None:
+            return indices
+        return torch.nonzero(torch.isin(self.groups, self.groups[indices])).flatten()
+
+
+Data = TypeVar("Data", bound=Dataset)
+
+
 @dataclass(frozen=True)
-class ImageDataset:
+class ImageDataset(Dataset):
     """Images kept as bytes, handed out as floats in [0, 1].
 
     Example:
@@ -68,13 +141,15 @@ class ImageDataset:
                 hint="Labels must count from 0.",
             )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
     def inputs(self) -> Tensor:
         """What is held, as any data set calls it."""
         return self.images
+
+    @property
+    def modality(self) -> str:
+        """Images."""
+        return IMAGE
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -82,25 +157,37 @@ class ImageDataset:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
+    def probe(self) -> Tensor:
+        """Return two grey ramps."""
+        return torch.linspace(0, 1, 2 * math.prod(self.shape)).view(2, *self.shape)
+
     def batch(self, indices: Tensor | None = None) -> Batch:
         """Return the images at `indices` (all, if None) as floats in [0, 1]."""
         images = self.images if indices is None else self.images[indices]
         labels = self.labels if indices is None else self.labels[indices]
         return Batch(images.to(torch.float32) / 255, labels)
 
-    def subset(self, indices: Tensor) -> ImageDataset:
+    def subset(self, indices: Tensor) -> Self:
         """Return the data set restricted to `indices`."""
         groups = None if self.groups is None else self.groups[indices]
         return replace(self, images=self.images[indices], labels=self.labels[indices], groups=groups)
 
-    def together_with(self, indices: Tensor) -> Tensor:
-        """Return the places of all images that share a group with one of `indices`; without groups, these."""
-        if self.groups is None:
-            return indices
-        return torch.nonzero(torch.isin(self.groups, self.groups[indices])).flatten()
+
+def of_images(dataset: Dataset, what: str) -> ImageDataset:
+    """Return a data set of images as one, or refuse any other.
+
+    Args:
+        dataset: of any kind.
+        what: needs images.
+    """
+    if not isinstance(dataset, ImageDataset):
+        raise InputError(
+            f"{what} works on images, and {dataset.name} holds {dataset.modality}.", hint="Use data of images here."
+        )
+    return dataset
 
 
-def split_public(dataset: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
+def split_public(dataset: Data, fraction: float, seed: int) -> tuple[Data, Data]:
     """Split into (private, public): the attacker's public data is a seeded random part no client holds.
 
     The public part has round(len(dataset) * fraction) images; neither part may be empty. Where images belong to groups,

@@ -6,27 +6,34 @@ other is taken as it is, as long as the loss can be computed.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, count, islice
 
 from torch import nn
 
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.federation.loss import as_targets, wanted_outputs
 from fedseal.models.registry import build_model, output_size
 
 
-def fitting_model(spec: str, dataset: ImageDataset, loss: str, seed: int) -> nn.Module:
+def fitting_model(spec: str, dataset: Dataset, loss: str, seed: int) -> nn.Module:
     """Build the model for a data set and a loss; `seed` determines its random weights."""
     wanted = wanted_outputs(dataset.labels, len(dataset.classes), loss)
-    return build_model(spec, input_shape=dataset.shape, num_classes=wanted, seed=seed, exact=False)
+    return build_model(
+        spec,
+        input_shape=dataset.shape,
+        num_classes=wanted,
+        seed=seed,
+        exact=False,
+        probe=dataset.probe(),
+        encoding=dataset.encoding,
+    )
 
 
-def with_targets(dataset: ImageDataset, model: nn.Module, loss: str) -> ImageDataset:
+def with_targets(dataset: Dataset, model: nn.Module, loss: str) -> Dataset:
     """Return the data with labels as the loss compares them with the model's outputs."""
-    outputs = output_size(model, dataset.shape)
+    outputs = output_size(model, dataset.probe())
     labels = as_targets(dataset.labels, len(dataset.classes), outputs, loss)
     if labels is dataset.labels:
         return dataset
     names = tuple(islice(chain(dataset.classes, (f"output {place}" for place in count())), outputs))
-    return replace(dataset, labels=labels, classes=names)
+    return dataset.relabelled(labels, names)

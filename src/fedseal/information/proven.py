@@ -184,8 +184,8 @@ def best_guess(public: Batch, level_db: float, labels_known: bool, seed: int) ->
     for group in set(groups.tolist()):
         known, held = (half[groups[half] == group] for half in halves)
         if len(held) and len(known):
-            guess = _favourite(public.images[known].flatten(1), eta)
-            hits += int(_errors(public.images[held].flatten(1), guess.unsqueeze(0)).le(eta).sum())
+            guess = _favourite(public.inputs[known].flatten(1), eta)
+            hits += int(_errors(public.inputs[held].flatten(1), guess.unsqueeze(0)).le(eta).sum())
         else:
             hits += len(held)  # nothing is known of a class one half lacks: the safe side
     return hits, len(halves[1])
@@ -193,12 +193,14 @@ def best_guess(public: Batch, level_db: float, labels_known: bool, seed: int) ->
 
 def _favourite(images: Tensor, eta: float) -> Tensor:
     """Return the candidate [D] that lies within `eta` of most images [N, D]: their mean, or one of them."""
-    candidates = torch.cat([images.mean(0, keepdim=True), images])
+    candidates = torch.cat([images.mean(0, keepdim=True), images]) if images.is_floating_point() else images
     return candidates[int(_errors(images, candidates).le(eta).sum(0).argmax())]
 
 
 def _errors(images: Tensor, guesses: Tensor) -> Tensor:
-    """Return the mean squared errors [N, G] between images [N, D] and guesses [G, D]."""
+    """Return the mean squared errors [N, G] between images [N, D] and guesses [G, D]; of words, their unlike share."""
+    if not images.is_floating_point():
+        return torch.stack([(images != guess).double().mean(1) for guess in guesses], 1)
     return torch.cdist(images.double(), guesses.double()).square() / images.shape[1]
 
 

@@ -150,6 +150,8 @@ def winsorised(psnr_db: Iterable[float]) -> list[float]:
 def public_duplicates(originals: Tensor, public: Tensor) -> list[int]:
     """Return which originals [B, C, H, W] equal a public image [N, C, H, W], up to the rounding of eight bits."""
     images = public.to(originals)
+    if not originals.is_floating_point():
+        return [i for i, one in enumerate(originals) if bool((images == one).flatten(1).all(1).any())]
     return [i for i, one in enumerate(originals) if bool(((images - one).flatten(1).abs().amax(1) <= ROUNDING).any())]
 
 

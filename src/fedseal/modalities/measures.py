@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedseal.core.batch import Batch
+from fedseal.core.encoding import Encoding
 from fedseal.core.reconstruction import Reconstruction
 
 
@@ -25,6 +26,7 @@ class Case:
         by_class: whether only strangers of the original's class stand in the line-up, as its label is known anyway.
         metrics: specs of further metrics.
         seed: of what baselines draw.
+        encoding: how inputs are made, where that is not plain.
     """
 
     originals: Batch
@@ -34,6 +36,7 @@ class Case:
     by_class: bool = False
     metrics: Sequence[str] = ()
     seed: int = 0
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True)

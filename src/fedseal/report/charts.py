@@ -13,8 +13,9 @@ from functools import partial
 from statistics import fmean
 
 from fedseal.audit.cells import Cell, Row
-from fedseal.audit.levels import THRESHOLDS_DB, RiskLevel
-from fedseal.metrics.baselines import BASELINE_WORDS, ORACLES
+from fedseal.audit.levels import RiskLevel, thresholds
+from fedseal.metrics.baselines import ORACLES
+from fedseal.metrics.scales import PSNR, Scale
 from fedseal.report.matrix import Matrix, Square
 from fedseal.store.records import TrialRecord
 
@@ -36,10 +37,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Axis:
-    """A PSNR axis from `low` to `high` dB."""
+    """An axis of scores from `low` to `high`."""
 
     low: float
     high: float
+    scale: Scale = PSNR
 
     def place(self, value: float) -> float:
         """Return the position of a value in per cent, at the edge where it lies outside."""
@@ -49,7 +51,7 @@ class Axis:
     @property
     def bands(self) -> tuple[Band, ...]:
         """The risk bands, from low upwards."""
-        edges = [*sorted((limit, level) for level, limit in THRESHOLDS_DB), (self.high, RiskLevel.VERY_HIGH)]
+        edges = [*sorted((limit, level) for level, limit in thresholds(self.scale)), (self.high, RiskLevel.VERY_HIGH)]
         bands, start, level = [], self.low, RiskLevel.LOW
         for limit, following in edges:
             left, right = self.place(start), self.place(limit)
@@ -60,7 +62,7 @@ class Axis:
     @property
     def ticks(self) -> tuple[tuple[int, float], ...]:
         """The thresholds as (dB, position)."""
-        return tuple((round(limit), self.place(limit)) for limit in sorted(limit for _, limit in THRESHOLDS_DB))
+        return tuple((round(limit), self.place(limit)) for limit in sorted(self.scale.limits))
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def chance_chart(matrix: Matrix) -> ChanceChart:
     """Return the chart of a scenario; defences without a judged cell are left out."""
     means = {row.defence: baseline_means(row) for row in matrix.rows}
     scores = [end for row in matrix.rows for cell in row.cells if cell.psnr for end in _ends(cell)]
-    axis = _axis([*scores, *(value for group in means.values() for value in group.values())])
+    scale = next((cell.scale for row in matrix.rows for cell in row.cells if cell.psnr), PSNR)
+    axis = _axis([*scores, *(value for group in means.values() for value in group.values())], scale)
     groups = []
     for row in matrix.rows:
         squares = (matrix.square(row, attack) for attack in matrix.attacks)
@@ -125,7 +128,7 @@ def chance_chart(matrix: Matrix) -> ChanceChart:
             if square.worst is not None
         )
         baselines = tuple(
-            Baseline(baseline_name(name), BASELINE_WORDS.get(name, ""), value, axis.place(value), name in ORACLES)
+            Baseline(baseline_name(name), scale.guesses.get(name, ""), value, axis.place(value), name in ORACLES)
             for name, value in sorted(means[row.defence].items(), key=partial(_by_weight, row))
         )
         if lanes:
@@ -154,7 +157,9 @@ def baseline_means(row: Row) -> dict[str, float]:
     return {name: fmean(values) for name, values in means.items()}
 
 
-def _axis(values: Sequence[float]) -> Axis:
+def _axis(values: Sequence[float], scale: Scale) -> Axis:
+    if scale is not PSNR:
+        return Axis(0.0, scale.ceiling, scale)
     finite = [value for value in values if math.isfinite(value)]
     low, high = min([5.0, *finite]), max([22.0, *finite])
     return Axis(max(0.0, 5 * math.floor(low / 5)), min(AXIS_TOP_DB, 5 * math.ceil(high / 5)))

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
+from fedseal.metrics.scales import PSNR
+from fedseal.report.passages import Passage, compared
 from fedseal.report.png import data_uri
 from fedseal.store.records import TrialRecord
 
@@ -26,6 +28,7 @@ class Pair:
         index: of the image within it.
         psnr, ssim: of the reconstruction; ssim is None where it was not measured.
         original, reconstruction: data URIs; None where withheld or missing.
+        text: of data that is words, both of them with their differences; None where withheld, missing, or images.
     """
 
     target: int
@@ -34,6 +37,7 @@ class Pair:
     ssim: float | None
     original: str | None = None
     reconstruction: str | None = None
+    text: Passage | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def build_gallery(run: Run, cell: Cell, *, limit: int, redact: bool) -> Gallery:
     """Return up to `limit` pairs of a cell, best recovered first."""
     ranked = [(psnr, record, index) for record in cell.succeeded for index, psnr in enumerate(record.psnr)]
     ranked.sort(key=lambda entry: -entry[0] if entry[0] == entry[0] else float("inf"))
+    if cell.scale is not PSNR:
+        return _passages(run, cell, ranked[:limit], len(ranked), redact=redact)
     opened: dict[str, tuple[Tensor, Tensor] | None] = {}
     pairs = []
     for psnr, record, index in ranked[:limit]:
@@ -65,6 +71,25 @@ def build_gallery(run: Run, cell: Cell, *, limit: int, redact: bool) -> Gallery:
         pairs.append(_pair(record, index, psnr, opened.get(record.key)))
     shown = any(pair.original is not None for pair in pairs)
     return Gallery(cell, tuple(pairs), len(ranked), "redacted" if redact else "shown" if shown else "missing")
+
+
+def _passages(run: Run, cell: Cell, best: list[tuple[float, TrialRecord, int]], total: int, *, redact: bool) -> Gallery:
+    """Return the best recovered samples of a cell that are words."""
+    opened = {record.key: None if redact else _open_words(run, record) for _, record, _ in best}
+    pairs = []
+    for score, record, index in best:
+        words = opened[record.key]
+        shown = None if words is None or index >= len(words[0]) else compared(words[0][index], words[1][index])
+        pairs.append(Pair(record.target, index, score, None, text=shown))
+    seen = any(pair.text is not None for pair in pairs)
+    return Gallery(cell, tuple(pairs), total, "redacted" if redact else "shown" if seen else "missing")
+
+
+def _open_words(run: Run, record: TrialRecord) -> tuple[list[list[str]], list[list[str]]] | None:
+    try:
+        return run.texts(record)
+    except (OSError, ValueError, SafetensorError):
+        return None
 
 
 def _open_images(run: Run, record: TrialRecord) -> tuple[Tensor, Tensor] | None:

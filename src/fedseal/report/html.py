@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,6 +19,7 @@ from fedseal.audit.levels import STATE_WORDS, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
 from fedseal.audit.verdict import Verdict
+from fedseal.metrics.scales import PSNR, scale_called
 from fedseal.report import words
 from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
 from fedseal.report.commands import cell_command, scenario_file
@@ -83,7 +84,7 @@ def render_html(
     worst = worst_cell(verdict.cells)
     decision = decide(run, verdict, training)
     text = (
-        template_environment()
+        template_environment(run.scale)
         .get_template("report.html")
         .render(
             run=run,
@@ -156,8 +157,13 @@ def _settings(run: Run) -> tuple[Settings, ...]:
 
 
 @cache
-def template_environment() -> Environment:
-    """Return the environment all pages are rendered in: everything is escaped, an unknown name is an error."""
+def template_environment(scale: str = PSNR.name) -> Environment:
+    """Return the environment all pages are rendered in: everything is escaped, an unknown name is an error.
+
+    Args:
+        scale: what the page's scores are measured in.
+    """
+    measured = scale_called(scale)
     environment = Environment(
         loader=PackageLoader("fedseal.report"),
         autoescape=True,
@@ -165,6 +171,7 @@ def template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["measured"] = measured
     environment.filters.update(
         {
             "attacker": words.attacker,
@@ -173,7 +180,7 @@ def template_environment() -> Environment:
             "cell_name": words.cell_name,
             "change_words": words.change_words,
             "code_ticks": words.code_ticks,
-            "decibel": words.decibel,
+            "decibel": words.decibel if measured is PSNR else words.number,
             "duration": words.duration,
             "ideal_words": words.ideal_words,
             "label_words": words.label_words,
@@ -182,7 +189,7 @@ def template_environment() -> Environment:
             "percentage": words.percentage,
             "picked_words": picked_words,
             "plural": words.plural,
-            "recognisable": words.recognisable,
+            "recognisable": partial(words.recognisable, scale=measured),
             "risk": words.risk,
             "significant": words.significant,
             "size": words.size,

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
+from fedseal.metrics.scales import PSNR
 from fedseal.report.markdown import escaped
 from fedseal.report.matrix import Matrix, Square, matrices
 
@@ -45,6 +46,8 @@ def _square(square: Square | None) -> str:
 
 
 def _words(cell: Cell) -> str:
+    if cell.psnr is not None and cell.scale is not PSNR:
+        return f"{cell.psnr.mean:.1f} {cell.scale.unit}"
     if cell.psnr is None or cell.ssim is None:
         return "not applicable" if cell.refused else "failed"
     fed = [value for record in cell.succeeded for value in record.psnr_fed or ()]

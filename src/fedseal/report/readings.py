@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedseal.audit.cells import Cell, Ideal, Row
 from fedseal.audit.run import Run
+from fedseal.metrics.scales import PSNR
 from fedseal.report.charts import Axis
 from fedseal.report.matrix import Matrix
 from fedseal.report.png import data_uri
@@ -127,6 +128,9 @@ def _read(run: Run, row: Row, axis: Axis, redact: bool) -> RowReadings:
 
 
 def _axis(rows: Sequence[Row]) -> Axis:
+    scale = next((cell.scale for row in rows for cell in row.cells if cell.psnr), PSNR)
+    if scale is not PSNR:
+        return Axis(0.0, scale.ceiling, scale)
     values = [cell.psnr.mean for row in rows for cell in row.cells if cell.psnr]
     for row in rows:
         if row.ideal is not None:

@@ -14,6 +14,7 @@ from fedseal.audit.levels import RiskLevel, level_of
 from fedseal.metrics.image import PSNR_CAP_DB
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked
+from fedseal.metrics.scales import PSNR, Scale
 
 _SAME_DB = 45.0
 """From here on eight bits per channel show no difference worth the name."""
@@ -55,9 +56,10 @@ RECOGNISED: dict[RiskLevel, str] = {
 """How well a picture of that level is recognised, for people who think in pictures."""
 
 
-def recognisable(psnr_db: float) -> str:
-    """Return how well one rebuilt picture is recognised; up to rounding, `the same picture`."""
-    return "the same picture" if psnr_db >= _SAME_DB else RECOGNISED[level_of(psnr_db)]
+def recognisable(value: float, scale: Scale = PSNR) -> str:
+    """Return how well one rebuilt picture is recognised; up to rounding, `the same picture`. So for other samples."""
+    same, noun = (_SAME_DB, "picture") if scale is PSNR else (scale.ceiling, scale.noun)
+    return f"the same {noun}" if value >= same else RECOGNISED[level_of(value, scale)]
 
 
 def span(interval: Interval | None, *, sign: bool = False) -> str:

@@ -20,7 +20,7 @@ from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import classes_in, content_of, model_content
 from fedseal.core.registry import Registry, parse_spec
 from fedseal.core.sources import code_digest, looked_up
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.defences.pipeline import split_pipeline
 from fedseal.models.registry import MODELS
 
@@ -39,7 +39,7 @@ def model_part(spec: str, model: nn.Module) -> Any:
     }
 
 
-def data_part(data: ImageDataset, content: str | None = None) -> Any:
+def data_part(data: Dataset, content: str | None = None) -> Any:
     """Return what determines data: images and labels, the number of classes, and the statistics to normalise by.
 
     Args:

@@ -21,6 +21,8 @@ class TrialRecord(BaseModel):
         target: index of the attacked batch.
         status: `ok`, `failed` (it ran and broke) or `refused` (the set-up does not allow this attack).
         message: why, unless `ok`.
+        scale: what `psnr`, `psnr_best`, `stranger_psnr` and `baselines` are measured in (`metrics.scales`): decibels of
+            PSNR for images; per cent for text and tables.
         psnr, ssim, mse, lpips: per original image under the one fixed Hungarian matching; no lpips without weights.
         psnr_best: per original, the most similar reconstruction with replacement ("attacker-best").
         psnr_fed: PSNR against what the model was fed, where a defence changes the data; None otherwise.
@@ -54,6 +56,7 @@ class TrialRecord(BaseModel):
     target: int
     status: Literal["ok", "failed", "refused"] = "ok"
     message: str = ""
+    scale: str = "psnr"
     psnr: tuple[float, ...] = ()
     ssim: tuple[float, ...] = ()
     mse: tuple[float, ...] = ()

@@ -13,7 +13,7 @@ from fedseal.core.devices import find_device
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Spec, parse_spec
 from fedseal.core.seeds import generator
-from fedseal.data.dataset import ImageDataset, split_public
+from fedseal.data.dataset import Dataset, split_public
 from fedseal.data.partition import Partition, partition
 from fedseal.data.registry import DATASETS
 from fedseal.federation.fitting import fitting_model, with_targets
@@ -40,9 +40,9 @@ class Federation:
     config: FederationConfig
     model: nn.Module
     partition: Partition
-    clients: list[ImageDataset]
+    clients: list[Dataset]
     test: Batch
-    train: ImageDataset
+    train: Dataset
     chance: float
     normalisation: Normalisation
 
@@ -88,7 +88,7 @@ def build_federation(
     )
 
 
-def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tuple[ImageDataset, ImageDataset]:
+def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tuple[Dataset, Dataset]:
     """Return the training and the test set."""
     spec = parse_spec(scenario.data)
     train = DATASETS.build(spec, data_root=data_root)

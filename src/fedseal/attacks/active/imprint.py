@@ -185,7 +185,7 @@ class ImprintAttack(ReadingAttack):
         inputs = public_inputs(self.name, knowledge)
         self.check_knowledge(knowledge)
         gain = self._gain or (_GAIN if (knowledge.local_steps or 1) == 1 else 1.0)
-        block = ImprintBlock(knowledge.input_shape, len(self._edges), sparse=self._sparse, gain=gain)
+        block = ImprintBlock(knowledge.image_shape, len(self._edges), sparse=self._sparse, gain=gain)
         direction = direction_of(self._statistic, inputs[0].numel(), self._mode, seed)
         block.calibrate(inputs, direction, self._edges)
         words = f"a block of {len(self._edges)} bins of the {self._statistic} statistic in front of it"
@@ -202,7 +202,7 @@ class ImprintAttack(ReadingAttack):
             rows, bias = between_edges(rows), between_edges(bias)
         count = image_count(observation)
         hits = self._hits(rows, bias, count)
-        quotients = (rows[hits] / bias[hits].unsqueeze(1)).view(-1, *knowledge.input_shape)
+        quotients = (rows[hits] / bias[hits].unsqueeze(1)).view(-1, *knowledge.image_shape)
         found = normalisation_of(knowledge).undo(quotients)
         guess = inferred_or_none(observation, seed)
         return Reconstruction(

@@ -167,7 +167,7 @@ class LokiAttack(ReadingAttack):
         gain = 1.0 if half else self._gain
         models: list[nn.Module] = []
         for client in range(clients):
-            block = LokiBlock(knowledge.input_shape, clients, len(edges))
+            block = LokiBlock(knowledge.image_shape, clients, len(edges))
             block.calibrate(client, inputs, normalisation, self._csf, edges, gain)
             models.append(put_in_front(block, model))
         ends = torch.cat([edges[1:], torch.tensor([1.0], dtype=torch.float64).clamp(min=float(edges[-1]))])
@@ -183,7 +183,7 @@ class LokiAttack(ReadingAttack):
         count = image_count(observation)
         each = count // memory.clients
         found = [self._images(block, memory, each) for block in blocks]
-        images = [filled(part.view(-1, *knowledge.input_shape), each, knowledge) for part in found]
+        images = [filled(part.view(-1, *knowledge.image_shape), each, knowledge) for part in found]
         hits = sum(map(len, found))
         guess = inferred_or_none(observation, seed)
         return Reconstruction(

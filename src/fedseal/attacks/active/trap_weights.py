@@ -162,7 +162,7 @@ class TrapWeights(ReadingAttack):
         layer = None if self._place == "front" else self._own_layer(model, knowledge)
         source = generator(seed, "trap")
         rows = self._rows if layer is None else layer.outputs.shape[1]
-        trap = Trap.draw(rows, math.prod(knowledge.input_shape), self._sigma, source)
+        trap = Trap.draw(rows, math.prod(knowledge.image_shape), self._sigma, source)
         scale = self._scale or self._calibrate(trap, knowledge, source)
         weight, bias = _on_inputs(trap.weights(scale), knowledge)
         if layer is None:
@@ -180,7 +180,7 @@ class TrapWeights(ReadingAttack):
         """Return the model's first layer if the trap works there."""
         like = next(model.parameters())
         source = generator(0, "probe")
-        probe = torch.rand(4, *knowledge.input_shape, generator=source).to(like.device, like.dtype)
+        probe = torch.rand(4, *knowledge.image_shape, generator=source).to(like.device, like.dtype)
         copied = copy.deepcopy(model).eval()
         layer = input_linear_layer(copied, probe)
         if layer is not None and not _relu_follows(copied, layer.module, probe):
@@ -201,7 +201,7 @@ class TrapWeights(ReadingAttack):
     def _in_front(
         self, model: nn.Module, knowledge: Knowledge, weight: Tensor, bias: Tensor, source: torch.Generator
     ) -> tuple[nn.Module, TrapMemory]:
-        block = TrapBlock(knowledge.input_shape, len(weight)).double()
+        block = TrapBlock(knowledge.image_shape, len(weight)).double()
         inputs = public_inputs(self.name, knowledge)
         with torch.no_grad():
             block.trap.weight.copy_(weight)
@@ -220,11 +220,11 @@ class TrapWeights(ReadingAttack):
         rows, bias = gradient[memory.weight], gradient[memory.bias]
         count = image_count(observation)
         normalisation = normalisation_of(knowledge)
-        shape = (1, *knowledge.input_shape)
+        shape = (1, *knowledge.image_shape)
         low, high = (normalisation(rows.new_full(shape, value)).flatten() for value in (0.0, 1.0))
         sent = attack_parameters(observation)
         inputs, agreed = pick_images(rows, bias, count, low, high, (sent[memory.weight], sent[memory.bias]))
-        found = normalisation.undo(inputs.view(-1, *knowledge.input_shape))
+        found = normalisation.undo(inputs.view(-1, *knowledge.image_shape))
         guess = inferred_or_none(observation, seed)
         fired = int((bias != 0).sum())
         return Reconstruction(
@@ -239,7 +239,7 @@ class TrapWeights(ReadingAttack):
 def _on_inputs(weights: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Return weight and bias that do to model inputs what `weights` [N, D] do to images."""
     normalisation = normalisation_of(knowledge)
-    shape = (1, *knowledge.input_shape)
+    shape = (1, *knowledge.image_shape)
     black = normalisation(torch.zeros(shape, dtype=torch.float64)).flatten()
     white = normalisation(torch.ones(shape, dtype=torch.float64)).flatten()
     per_input = weights / (white - black)

@@ -132,7 +132,7 @@ def can_rehearse(observation: Observation) -> bool:
     if knowledge.defence is not None and knowledge.defence.personal:
         return False
     own = copy.deepcopy(observation.model).eval()
-    work = multiply_adds(own, (image_count(observation), *knowledge.input_shape))
+    work = multiply_adds(own, (image_count(observation), *knowledge.image_shape))
     return 3 * work * (UPDATES + HELD_BACK) <= MOST_WORK
 
 

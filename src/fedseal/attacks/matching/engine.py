@@ -111,7 +111,7 @@ class MatchingAttack(Attack):
         if len(groups) == 1:
             return self._run_together(observations, budget, seeds, listener)
         shown = torch.full(
-            (len(observations), image_count(observations[0]), *observations[0].knowledge.input_shape), 0.5
+            (len(observations), image_count(observations[0]), *observations[0].knowledge.image_shape), 0.5
         )
         parts = None if listener is None else Parts(listener, shown, groups)
         found: dict[int, Reconstruction] = {}
@@ -266,7 +266,7 @@ class MatchingAttack(Attack):
 
 
 def _parameterisation(observation: Observation, recipe: Recipe) -> Parameterisation:
-    shape = (image_count(observation), *observation.knowledge.input_shape)
+    shape = (image_count(observation), *observation.knowledge.image_shape)
     normalisation = input_normalisation(observation)
     if recipe.generator_channels:
         return DeepImagePrior(shape, normalisation, recipe.generator_channels)

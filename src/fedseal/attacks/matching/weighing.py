@@ -121,7 +121,7 @@ def _affordable(observation: Observation, iterations: int) -> int:
     if knowledge.loss != CROSS_ENTROPY and knowledge.auxiliary is None:
         return 0  # labels can be made up for classes only
     own = copy.deepcopy(observation.model).eval()
-    step = 2 * REHEARSALS * _PASSES * multiply_adds(own, (image_count(observation), *knowledge.input_shape))
+    step = 2 * REHEARSALS * _PASSES * multiply_adds(own, (image_count(observation), *knowledge.image_shape))
     steps = min(iterations, MOST_WORK // max(1, step))
     return steps if steps >= min(iterations, FEWEST_STEPS) else 0
 
@@ -132,7 +132,7 @@ def _own_images(observation: Observation) -> tuple[Batch, str]:
     if knowledge.auxiliary is not None and len(knowledge.auxiliary) >= count:
         return knowledge.auxiliary, "public"
     like = next(iter(observation.parameters.values()))
-    made = imagined(knowledge.input_shape, knowledge.num_classes, REHEARSALS * count, 0)
+    made = imagined(knowledge.image_shape, knowledge.num_classes, REHEARSALS * count, 0)
     return made.to(like.device, like.dtype), "made-up"
 
 

@@ -83,7 +83,7 @@ class RecursiveAttack(Attack):
                 f"R-GAP rebuilds one image; {image_count(observation)} are behind this update.",
                 hint="Use a matching attack such as `ig` for batches.",
             )
-        read_chain(attack_model(observation), observation.knowledge.input_shape)
+        read_chain(attack_model(observation), observation.knowledge.image_shape)
 
     def run_many(
         self,
@@ -97,8 +97,8 @@ class RecursiveAttack(Attack):
         for observation in observations:
             if image_count(observation) != 1:
                 self.check(observation)
-        stages = read_chain(attack_model(first), first.knowledge.input_shape)
-        shown = torch.full((len(observations), 1, *first.knowledge.input_shape), 0.5)
+        stages = read_chain(attack_model(first), first.knowledge.image_shape)
+        shown = torch.full((len(observations), 1, *first.knowledge.image_shape), 0.5)
         found = []
         for target, observation in enumerate(observations):
 
@@ -122,7 +122,7 @@ class RecursiveAttack(Attack):
         iterations = budget.iterations or self._iterations
         rebuilt = [self._rebuild(stages, gradient, head, iterations, report) for head in heads]
         equal = _equally_good(rebuilt)
-        shape = observation.knowledge.input_shape
+        shape = observation.knowledge.image_shape
         best = min(equal, key=lambda one: _outside(input_normalisation(observation).undo(one.inputs.reshape(shape))))
         if not bool(torch.isfinite(best.inputs).all()):
             raise TrialError("R-GAP's linear systems have no finite solution.", hint="The update may be defended.")
@@ -205,5 +205,5 @@ def _label(head: HeadSolution) -> int:
 def _to_image(observation: Observation, inputs: Tensor) -> Tensor:
     like = next(iter(observation.parameters.values()))
     dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
-    images = inputs.to(dtype).reshape(observation.knowledge.input_shape)  # a model may begin by flattening them
+    images = inputs.to(dtype).reshape(observation.knowledge.image_shape)  # a model may begin by flattening them
     return input_normalisation(observation).undo(images).clamp(0, 1)

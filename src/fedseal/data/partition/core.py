@@ -11,7 +11,7 @@ from torch import Tensor
 from fedseal.core.errors import InputError
 from fedseal.core.registry import Registry, Spec
 from fedseal.core.seeds import generator
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Partition:
         """Images per client."""
         return tuple(len(places) for places in self.indices)
 
-    def datasets(self, dataset: ImageDataset) -> list[ImageDataset]:
+    def datasets(self, dataset: Dataset) -> list[Dataset]:
         """Return each client's part of the data set that was partitioned."""
         return [dataset.subset(places) for places in self.indices]
 
@@ -55,14 +55,14 @@ class Partitioner(ABC):
     note: str = ""
 
     @abstractmethod
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Return each client's places in the data set; no client may come away empty."""
 
 
 PARTITIONERS: Registry[Partitioner] = Registry("partitioner", "fedseal.data.partition")
 
 
-def partition(dataset: ImageDataset, spec: Spec | str, clients: int, seed: int) -> Partition:
+def partition(dataset: Dataset, spec: Spec | str, clients: int, seed: int) -> Partition:
     """Deal a data set to clients.
 
     Args:
@@ -88,7 +88,7 @@ def partition(dataset: ImageDataset, spec: Spec | str, clients: int, seed: int) 
     return Partition(str(spec), tuple(places), counts, partitioner.note)
 
 
-def _check(places: list[Tensor], dataset: ImageDataset, clients: int, name: str, complete: bool) -> None:
+def _check(places: list[Tensor], dataset: Dataset, clients: int, name: str, complete: bool) -> None:
     """Refuse what no partitioner may return, a user's own included."""
     if len(places) != clients:
         raise InputError(f"{name} gives {len(places)} parts for {clients} clients.", hint="They must be as many.")

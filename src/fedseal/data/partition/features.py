@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset, of_images
 from fedseal.data.partition.core import PARTITIONERS, Partitioner
 from fedseal.data.partition.dealing import shuffled
 
@@ -40,9 +40,9 @@ class FeatureSkew(Partitioner):
             raise UsageError(f"total-variation needs 0 <= strength <= 1, got {strength:g}.", hint="It is a share.")
         self.strength = strength
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Sort each class, mix as much of it as is dealt at random, and cut."""
-        variation = image_variation(dataset.images)
+        variation = image_variation(of_images(dataset, "dealing by texture (`total-variation`)").images)
         owned: list[list[Tensor]] = [[] for _ in range(clients)]
         first = 0
         for label in torch.unique(dataset.labels):

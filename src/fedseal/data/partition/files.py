@@ -15,7 +15,7 @@ from fedseal.core.errors import InputError
 from fedseal.core.files import local_path
 from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.npz import DAMAGE, check_sizes
 from fedseal.data.partition.core import PARTITIONERS, Partitioner
 
@@ -38,7 +38,7 @@ class IndexFile(Partitioner):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Return what the file says; it must hold a list per client."""
         lists = self._read()
         left = len(dataset) - len(torch.cat(lists)) if lists else len(dataset)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.partition.core import PARTITIONERS, Partitioner
 from fedseal.data.partition.dealing import apportion, cut, shuffled
 
@@ -37,7 +37,7 @@ class Dirichlet(Partitioner):
         self.alpha = alpha
         self.at_least = at_least
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Share out class by class."""
         if self.at_least * clients > len(dataset):
             raise InputError(
@@ -86,7 +86,7 @@ class ClassesPerClient(Partitioner):
             raise UsageError(f"classes needs per_client >= 1, got {per_client}.")
         self.per_client = per_client
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Deal classes to clients, then share out each class."""
         present = [int(label) for label in torch.unique(dataset.labels)]
         if self.per_client > len(present):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Info
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.data.partition.core import PARTITIONERS, Partitioner
 from fedseal.data.partition.dealing import apportion, cut, shuffled
 
@@ -16,7 +16,7 @@ from fedseal.data.partition.dealing import apportion, cut, shuffled
 class Iid(Partitioner):
     """Equal random parts."""
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Shuffle and cut."""
         return list(torch.tensor_split(torch.randperm(len(dataset), generator=source), clients))
 
@@ -43,7 +43,7 @@ class QuantitySkew(Partitioner):
         self.power = power
         self.at_least = at_least
 
-    def deal(self, dataset: ImageDataset, clients: int, source: torch.Generator) -> list[Tensor]:
+    def deal(self, dataset: Dataset, clients: int, source: torch.Generator) -> list[Tensor]:
         """Give everyone the least, and share out the rest."""
         free = len(dataset) - self.at_least * clients
         if free < 0:

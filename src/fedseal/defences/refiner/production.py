@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedseal.core.watcher import Watcher
+from fedseal.data.dataset import of_images
 from fedseal.data.registry import DATASETS
 from fedseal.defences.refiner.fitting import (
     RATIOS,
@@ -68,8 +69,10 @@ def produce_evaluator(
         data_root: directory with local data sets.
         watcher: told of the steps.
     """
-    sources = [DATASETS.build(spec, data_root=data_root) for spec in data]
-    judged = [DATASETS.build(spec, data_root=data_root) for spec in check]
+    sources, judged = (
+        [of_images(DATASETS.build(spec, data_root=data_root), "this evaluation network") for spec in specs]
+        for specs in (data, check)
+    )
     network = library().get(EvaluatorFit(tuple(sources), plan), watcher)
     about = {
         "data": ", ".join(data),

@@ -15,7 +15,7 @@ from fedseal.federation.client import RoundConfig
 
 
 class ClientData(Protocol):
-    """A client's images: an `ImageDataset`, or anything that hands out batches."""
+    """A client's images: an `Dataset`, or anything that hands out batches."""
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -25,7 +25,7 @@ from fedseal.core.seeds import derive_seed, generator
 from fedseal.core.sources import code_digest
 from fedseal.core.tensors import Tensors
 from fedseal.core.threads import one_thread
-from fedseal.data.dataset import ImageDataset
+from fedseal.data.dataset import Dataset
 from fedseal.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedseal.federation.client import set_mode
 from fedseal.federation.cohort import Answer, Client, ClientData, Cohort, federated_model
@@ -371,7 +371,7 @@ def _identity(
 
 def _data_content(data: ClientData) -> str:
     """Return the hash of a client's data; of a data set that is in memory as it is, of any other as it hands it out."""
-    held = data if isinstance(data, ImageDataset) else data.batch()
+    held = data if isinstance(data, Dataset) else data.batch()
     return hash_tensors({"inputs": held.inputs, "labels": held.labels})
 
 
