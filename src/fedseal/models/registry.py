@@ -177,7 +177,7 @@ def _answer(model: nn.Module, probe: Tensor, name: str) -> Any:
             answer = model(given)
             if not torch.equal(probe, given):
                 raise InputError(
-                    f"model {name} writes into the inputs it is given, by an operation in place.",
+                    f"model {name} writes into the images it is given, by an operation in place.",
                     hint="Let it work on a copy: `x = x * 2`, not `x *= 2`.",
                 )
             return answer
