@@ -57,8 +57,8 @@ def duplicates(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             topic="duplicates",
-            text=f"{len(twins)} of {len(private)} private {_noun(setup)} are public as well (target/sample {places}"
-            f"{', ...' if len(twins) > 8 else ''}).",
+            text=f"{len(twins)} of {len(private)} private {_noun(setup)} are public as well "
+            f"(target/{_noun(setup)[:-1]} {places}{', ...' if len(twins) > 8 else ''}).",
             advice="They leak without an update. Remove them from the public part, or read the results without them.",
         )
 
