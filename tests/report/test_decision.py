@@ -70,6 +70,15 @@ def test_page_one_has_no_jargon_and_every_part(run: Run) -> None:
     assert [text.index(part) for part in headings] == sorted(text.index(part) for part in headings)
 
 
+def test_page_one_says_what_a_defence_does_without_its_authors_words(run: Run) -> None:
+    measures = decide(run, run.verdict()).measures
+    assert measures
+    assert all(words in page_one(run) for _, words in measures)
+    assert not any(re.findall(JARGON, words) for _, words in measures)
+    strange = replace(run, records=tuple(r.model_copy(update={"defence": "none"}) for r in run.records))
+    assert decide(strange, strange.verdict()).measures == ()
+
+
 def test_who_answers_for_what_is_said_or_said_to_be_missing(run: Run) -> None:
     text = page_one(told(run, system="Ward triage", version="2.1", scope="one ward", responsible="J. Doe"))
     for words in ("System Ward triage", "Version 2.1", "Scope one ward", "Responsible J. Doe", "Signed off not stated"):

@@ -6,7 +6,8 @@ what it costs. Figures in decibels stand in the evidence behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedseal.audit.cells import Cell, Row, best_picked, best_read, row_severity
@@ -14,6 +15,7 @@ from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict
+from fedseal.core.defence import DEFENCES
 from fedseal.metrics.intervals import FEWEST
 from fedseal.report.servers import CURIOUS, MALICIOUS, SERVERS, Finding, Server, findings_of
 from fedseal.report.words import RECOGNISED, duration, percentage, plural, size
@@ -22,6 +24,7 @@ from fedseal.training.run import TrainingRun, Utility
 ROWS_SHOWN = 6
 """Defences shown of each kind of server on page one."""
 
+_PLAINER = {"tensor by tensor": "layer by layer", "tensor": "layer", "coordinate": "number", "entries": "numbers"}
 _UNKNOWN = {State.NOT_SHOWN, State.NO_POWER, State.TOO_FEW}
 
 
@@ -75,11 +78,21 @@ class Advice:
 
 @dataclass(frozen=True)
 class Decision:
-    """Page one of a report."""
+    """Page one of a report.
+
+    Attributes:
+        headline: the verdict in a sentence.
+        tested: what, when, by whom, as (field, value).
+        exposures: who could see what.
+        measures: the defences shown, as (spec, what it does).
+        certainty: how sure we are, in sentences.
+        advice: what to do.
+    """
 
     headline: str
     tested: tuple[tuple[str, str], ...]
     exposures: tuple[Exposure, ...]
+    measures: tuple[tuple[str, str], ...]
     certainty: tuple[str, ...]
     advice: Advice
 
@@ -92,6 +105,7 @@ def decide(run: Run, verdict: Verdict, training: TrainingRun | None = None) -> D
         _headline(run, verdict),
         _tested(run),
         exposures,
+        tuple(_measures(exposures)),
         tuple(_certainty(run, verdict, exposures)),
         _advice(run, verdict, kept, exposures),
     )
@@ -176,6 +190,17 @@ def _exposure(run: Run, verdict: Verdict, server: Server, kept: dict[str, Utilit
     found = list(findings_of(server, verdict.rows))
     shown = found if len(found) <= ROWS_SHOWN else _most_telling(run, found)
     return Exposure(server, tuple(_line(run, one, kept) for one in shown), len(found) - len(shown))
+
+
+def _measures(exposures: Sequence[Exposure]) -> Iterator[tuple[str, str]]:
+    """Yield what the defences in the lines do, each once; those of packages that are not installed are left out."""
+    for defence in dict.fromkeys(line.defence for one in exposures for line in one.lines if line.defence != "none"):
+        names = [re.split("[:?]", part)[0] for part in defence.split("+")]
+        if all(name in DEFENCES for name in names):
+            words = ", then ".join(DEFENCES.entry(name).info.summary for name in names)
+            for technical, plain in _PLAINER.items():
+                words = words.replace(technical, plain)
+            yield defence, words
 
 
 def _most_telling(run: Run, found: Sequence[Finding]) -> list[Finding]:
