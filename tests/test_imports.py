@@ -21,6 +21,7 @@ LEVELS = (
     {"flower", "nvflare"},
     {"site"},
     {"watch"},
+    {"claims"},
     {"tradeoff", "updates"},
     {"audit"},
     {"training"},
@@ -50,6 +51,8 @@ ALLOWED = {
         "attacks.active.seer",
         "defences.lids",
     ): "SEER adapted to LIDS rebuilds its mini-groups, as that paper evaluates it",
+    ("claims.measures", "defences.refiner"): "claims of that paper are about its evaluation network",
+    ("claims.variants", "defences.pruning"): "the defences that only claims ask about prune as ours do",
     ("cli.prepare", "defences.refiner"): "writes Refiner's evaluation network into a file",
 }
 """Concrete methods that are imported from outside, and why."""

@@ -2,6 +2,7 @@
 
 from fedseal.cli import (
     audit,
+    claims,
     data,
     detect,
     ledger,
@@ -21,6 +22,7 @@ from fedseal.cli.app import app, main
 __all__ = [
     "app",
     "audit",
+    "claims",
     "data",
     "detect",
     "ledger",
