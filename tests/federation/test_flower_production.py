@@ -32,6 +32,7 @@ from fedseal.flower.records import to_tensors
 from fedseal.ledger import SiteLedger
 
 State = dict[str, Tensor]
+BUFFERS = ("1.running_mean", "1.running_var", "1.num_batches_tracked")
 
 
 def batch_norm_net() -> nn.Module:
@@ -137,6 +138,15 @@ class TestBatchNormPolicies:
         assert torch.equal(state["1.running_mean"], torch.zeros(4))
         assert torch.equal(state["1.running_var"], torch.ones(4))
         assert result.evaluate_metrics_clientapp[4]["mean"] > 0.05  # clients evaluate with their own
+
+    def test_local_statistics_are_in_no_reply_of_any_round(self, flower: Any):
+        grid = flower.grid(quickstart(batch_norm_net, defend("none", bn="local")), 3)
+        fit(FedAvg(fraction_evaluate=0.0), grid, batch_norm_net(), 4)
+        first = {name: tensor for name, tensor in batch_norm_net().state_dict().items() if name in BUFFERS}
+        assert len(grid.replies) == 12
+        for reply in grid.replies:
+            sent = to_tensors(reply.content["arrays"], "reply")
+            assert all(torch.equal(sent[name].to(tensor.dtype), tensor) for name, tensor in first.items())
 
     @pytest.mark.parametrize("encoding", ["weights", "wire"])
     def test_aggregated_statistics_are_those_of_a_federation_without_fedseal(self, flower: Any, encoding: Any):

@@ -80,10 +80,10 @@ class _Defend:
         kind = message.metadata.message_type
         try:
             policy = statistics.checked_policy(self.bn or context.run_config.get("bn", "local"))
-            if policy == "local" and kind.startswith((MessageType.TRAIN, MessageType.EVALUATE)):
-                statistics.put_back(message, context)
             if kind.startswith(MessageType.TRAIN):
                 return self._train(message, context, call_next, policy)
+            if policy == "local" and kind.startswith(MessageType.EVALUATE):
+                statistics.put_back(message, context)
         except FedsealError as error:
             _LOG.error("client %d does not take part: %s", context.node_id, error)
             return refusal(message, error)
@@ -95,6 +95,8 @@ class _Defend:
         spec, defence = self._defence(context)
         _, sent = only_arrays(message.content, "train message")
         before = to_tensors(sent, "train message")  # now: the app may change the record
+        if policy == "local":  # after that: what goes back as it came is the server's, not this client's own
+            statistics.put_back(message, context)
         check_finite({name: tensor for name, tensor in before.items() if tensor.is_floating_point()}, "train message")
         statistics.say_cost(policy, before)
         say_what_is_lost(context, defence, ledger=self.ledger)
