@@ -209,7 +209,8 @@ def test_what_leaves_is_sealed_though_the_app_seals_nothing(site: Site):
 
 
 def test_a_server_that_reads_payloads_gets_one_and_it_is_sealed(site: Site):
-    content = RecordDict({"arrays": ArrayRecord(MODEL), ENVELOPE: offer()})
+    content = RecordDict({"arrays": ArrayRecord(MODEL)})
+    offer(content)
     answer = site.turn(reply, content=content)
     got = read_reply(answer.content, MODEL)
     expected = sealed_state()

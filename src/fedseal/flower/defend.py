@@ -112,8 +112,9 @@ class _Defend:
             legacy = _LEGACY_METRICS in reply.content.config_records
             encoding = chosen_encoding(self.encoding or context.run_config.get("encoding"), message, legacy=legacy)
             # strategies average to double precision, counters too; the client's own types are the model's
-            before = in_types_of(to_tensors(record, "reply"), before)
-            sealed = self._sealed(seal, before, record, policy)
+            after = to_tensors(record, "reply")
+            before = in_types_of(after, before)
+            sealed = self._sealed(seal, before, after, policy)
             number = server_round(message, turn.number + 1)
             turn.commit(
                 defence.releases(),
@@ -146,8 +147,7 @@ class _Defend:
         source = generator(None) if self.seed is None else generator(self.seed, "flower", client, turn.number + 1)
         return Seal(defence, source, turn.number, client, generator(turn.seed, "prepare"), lambda tensors: 0)
 
-    def _sealed(self, seal: Seal, before: Tensors, record: ArrayRecord, policy: StatisticsPolicy) -> _Sealed:
-        after = to_tensors(record, "reply")
+    def _sealed(self, seal: Seal, before: Tensors, after: Tensors, policy: StatisticsPolicy) -> _Sealed:
         check_like(after, before, "reply")
         changed = differences(after, before)
         names, own = self.scope.sealed(before), statistics.statistics_of(before)

@@ -1,7 +1,8 @@
 """What server and clients tell each other beside the arrays: the server's offer, the client's envelope, a refusal.
 
-All of it travels in a config record named `fedseal`, which strategies that know nothing of it leave alone. So sealed
-and unsealed clients, and servers with and without `guard`, work together while a federation is being upgraded.
+The client's travel in a config record named `fedseal`, the server's in a key of its strategy's own; who knows nothing
+of them leaves them alone. So sealed and unsealed clients, and servers with and without `guard`, work together while a
+federation is being upgraded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.core.observation import UpdateKind
@@ -25,6 +27,7 @@ ENCODINGS: tuple[Encoding, ...] = ("weights", "wire")
 
 _ROUND_KEYS = ("server-round", "server_round")
 _COST = "cost-"
+_ACCEPTS = "fedseal-accepts"
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,21 @@ class Envelope:
         )
 
 
-def offer() -> ConfigRecord:
-    """Return what a guarded server tells clients: which encodings it reads."""
-    accepted: list[str] = [*ENCODINGS]
-    return ConfigRecord({"accepts": accepted})
+def offer(content: RecordDict) -> None:
+    """Write into a train message which encodings a guarded server reads.
+
+    That goes into the record the strategy sends anyway: Flower's clipping mods refuse messages with a second one.
+    """
+    if not content.config_records:
+        content.config_records[ENVELOPE] = ConfigRecord()
+    next(iter(content.config_records.values()))[_ACCEPTS] = " ".join(ENCODINGS)
 
 
 def chosen_encoding(asked: object, message: Message, *, legacy: bool = False) -> Encoding:
-    """Return how an update is to travel: as asked for, or the most compact way the server says it reads."""
+    """Return how an update is to travel: as asked for, or the most compact way the server says it reads.
+
+    Where the server has clients clip, by a mod of Flower's that may come after, that mod needs weights.
+    """
     if asked is not None and asked not in ENCODINGS:
         raise UsageError(f"there is no encoding {asked!r}.", hint="Use 'weights' or 'wire'.")
     if legacy:
@@ -105,9 +115,10 @@ def chosen_encoding(asked: object, message: Message, *, legacy: bool = False) ->
         return "weights"
     if asked is not None:
         return asked
-    record = message.content.config_records.get(ENVELOPE)
-    accepted = [] if record is None else record.get("accepts")
-    return "wire" if isinstance(accepted, list) and "wire" in accepted else "weights"
+    records = message.content.config_records.values()
+    accepted = next((record[_ACCEPTS] for record in records if _ACCEPTS in record), None)
+    clips = any(KEY_CLIPPING_NORM in record for record in records)
+    return "wire" if isinstance(accepted, str) and "wire" in accepted.split() and not clips else "weights"
 
 
 def refusal(message: Message, error: FedsealError) -> Message:

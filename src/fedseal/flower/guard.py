@@ -16,21 +16,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedseal.core.defence import Defence
 from fedseal.core.errors import CapabilityError, FedsealError, InputError
-from fedseal.core.tensors import Tensors
+from fedseal.core.tensors import Tensors, is_finite
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.replays import UpdateHistory
 from fedseal.flower.costs import with_costs, without_costs
 from fedseal.flower.envelope import ENVELOPE, REFUSED, offer
 from fedseal.flower.limits import OUTLIER, Limits, norm_of
 from fedseal.flower.record import Recorder
-from fedseal.flower.records import Upload, in_types_of, only_arrays, read_reply, to_tensors
+from fedseal.flower.records import Upload, in_types_of, only_arrays, read_reply, to_array, to_tensors
 from fedseal.flower.settings import number_of, run_settings
 
 _OPEN = ("max_norm", "max_examples", "outlier", "learning_rate", "defence")
@@ -112,19 +112,20 @@ class GuardedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the strategy choose clients, remember what each is sent, and say how they may answer."""
+        received = _read(arrays)
         if not self._types:  # the model's own, before any strategy has averaged counters to fractions
-            self._types = {name: tensor[:0] if tensor.ndim else tensor for name, tensor in _read(arrays).items()}
+            self._types = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in received.items()}
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         states: dict[int, tuple[dict[str, Tensor], float]] = {}
         self._sent, self._bounds, self._answered = {}, {}, set()
         for message in messages:
             _, record = only_arrays(message.content, "train message")
             if id(record) not in states:  # clients share one record
-                state = in_types_of(self._types, _read(record))
+                state = in_types_of(self._types, received if record is arrays else _read(record))
                 states[id(record)] = state, self._limits.bound(state)
             node = message.metadata.dst_node_id
             self._sent[node], self._bounds[node] = states[id(record)]
-            message.content.config_records[ENVELOPE] = offer()
+            offer(message.content)
         return messages
 
     def aggregate_train(
@@ -249,19 +250,22 @@ class GuardedStrategy(Strategy):
         if self._recorder is not None:
             self._recorder.save(taken.upload, before, round_number=server_round, client=str(taken.client))
         key, _ = only_arrays(content, "reply")
-        content.array_records[key] = ArrayRecord({n: Array(t) for n, t in taken.upload.weights.items()})
+        content.array_records[key] = ArrayRecord({n: to_array(t) for n, t in taken.upload.weights.items()})
         content.config_records.pop(ENVELOPE, None)
 
     def _finished(self, server_round: int, arrays: ArrayRecord, kept: list[_Taken]) -> ArrayRecord | None:
         """Return the aggregate in the model's own types, after the defence's server side; None if it is not finite."""
         before = self._sent[kept[0].client]
-        final = in_types_of(before, _read(arrays))
+        found = _read(arrays)
+        final = in_types_of(before, found)
         if self._defence.uses("on_aggregate"):
             final |= self._served(final, before, kept)
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in final.values() if tensor.is_floating_point()):
+        if not all(is_finite(tensor) for tensor in final.values() if tensor.is_floating_point()):
             _LOG.error("round %d: the strategy's aggregate is not finite; the model stays as it is.", server_round)
             return None
-        return ArrayRecord({name: Array(tensor) for name, tensor in final.items()})
+        return ArrayRecord(
+            {name: arrays[name] if tensor is found[name] else to_array(tensor) for name, tensor in final.items()}
+        )
 
     def _served(self, after: Tensors, before: Tensors, kept: list[_Taken]) -> dict[str, Tensor]:
         """Apply the defence's server side to the aggregate, in the units its clients worked in."""
@@ -328,12 +332,10 @@ def _read(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 def _changes(upload: Upload, before: Tensors) -> dict[str, Tensor]:
-    """Return everything by which a reply moves the model, statistics too; what overflows has no norm to pass."""
-    return {
-        name: tensor - before[name]
-        for name, tensor in upload.weights.items()
-        if tensor is not before[name] and tensor.is_floating_point()
-    }
+    """Return everything by which a reply moves the model, statistics too."""
+    change = upload.update.tensors
+    moved = {n: t for n, t in upload.weights.items() if t is not before[n] and t.is_floating_point()}
+    return {name: change[name] if name in change else tensor - before[name] for name, tensor in moved.items()}
 
 
 def _scaled(upload: Upload, before: Tensors, factor: float) -> Upload:

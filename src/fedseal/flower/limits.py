@@ -75,6 +75,14 @@ class Limits:
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:
-    """Return the L2 norm of all tensors together, in double precision: hostile clients send what overflows single."""
-    floats = (t.detach() if t.is_floating_point() else t.double() for t in tensors.values())
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in floats))
+    """Return the L2 norm of all tensors together."""
+    return math.hypot(*(_norm(tensor.detach()) for tensor in tensors.values()))
+
+
+def _norm(tensor: Tensor) -> float:
+    """Return a tensor's norm, in double precision only where need be: hostile clients send what overflows single."""
+    if tensor.dtype == torch.float32:
+        norm = float(torch.linalg.vector_norm(tensor))
+        if math.isfinite(norm) and norm > 1e-12:  # below, squares may have vanished
+            return norm
+    return float(torch.linalg.vector_norm(tensor.double()))

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from io import BytesIO
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fedseal.flower.statistics import as_statistics, statistics_of
 PAYLOAD = "fedseal.payload"
 """Name of the only array of a reply that carries a wire payload."""
 
+_STYPE = "numpy.ndarray"
 _MOST_DIMENSIONS = 16
 _MOST_ENTRIES = 1 << 40
 _NPY = re.compile(
@@ -49,7 +51,7 @@ def to_tensors(record: Mapping[str, Array], what: str) -> dict[str, Tensor]:
 
 def _tensor(array: Array, what: str) -> Tensor:
     """Read NumPy's own file format; its header is matched to the letter and never evaluated, unlike by NumPy."""
-    if array.stype != "numpy.ndarray":
+    if array.stype != _STYPE:
         raise InputError(f"{what} is stored as {array.stype!r}, not as a NumPy array.")
     found = _NPY.match(array.data)
     if found is None or int.from_bytes(found["length"], "little") != len(found["header"]):
@@ -70,14 +72,27 @@ def to_record(tensors: Mapping[str, Tensor], like: ArrayRecord) -> ArrayRecord:
     """Return tensors as an array record, in the order of `like`; the old API's arrays state neither dtype nor shape."""
     arrays = {}
     for name, old in like.items():
-        array = Array(tensors[name].detach().cpu())
+        array = to_array(tensors[name])
         arrays[name] = array if old.dtype else Array(dtype="", shape=(), stype=array.stype, data=array.data)
     return ArrayRecord(arrays)
 
 
+def to_array(tensor: Tensor) -> Array:
+    """Return a tensor as Flower carries it: what `Array(tensor)` gives, by one copy of its bytes instead of three."""
+    values = tensor.detach().cpu().contiguous().numpy()
+    return _array(values.dtype, values.shape, values.reshape(-1).view(np.uint8).data)
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], content: bytes | memoryview) -> Array:
+    head = BytesIO()
+    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(head, facts)
+    return Array(str(dtype), tuple(shape), _STYPE, b"".join([head.getvalue(), content]))
+
+
 def payload_record(payload: bytes) -> ArrayRecord:
     """Return a wire payload as the array record of a reply."""
-    return ArrayRecord({PAYLOAD: Array(np.frombuffer(payload, np.uint8))})
+    return ArrayRecord({PAYLOAD: _array(np.dtype(np.uint8), (len(payload),), payload)})
 
 
 def in_types_of(like: Tensors, tensors: Tensors) -> dict[str, Tensor]:
@@ -137,7 +152,7 @@ def read_reply(content: RecordDict, before: Tensors, *, learning_rate: float | N
         change = {name: tensor * -learning_rate for name, tensor in change.items()}
     weights = {name: tensor + change[name] if name in change else tensor for name, tensor in before.items()}
     weights |= as_statistics({name: weights[name] for name in statistics_of(before) if name in change})
-    check_finite({name: weights[name] for name in change}, "reply")
+    check_finite({name: weights[name] for name in change}, "reply")  # and so is the change
     sealed = travelling(before)
     return Upload(
         Update({name: tensor for name, tensor in change.items() if name in sealed}, "delta"), weights, envelope
@@ -151,25 +166,21 @@ def _decoded(record: ArrayRecord, before: Tensors) -> dict[str, Tensor]:
     if payload.dtype != torch.uint8 or payload.ndim != 1:
         raise InputError("the reply's payload is not a string of bytes.")
     size = sum(tensor.numel() * tensor.element_size() for tensor in before.values())
-    decoded = decode(payload.numpy().tobytes(), limit=size)
+    decoded = decode(payload.numpy().data, limit=size)
     change = in_types_of(before, decoded)
     check_like(change, {name: before[name] for name in change if name in before}, "reply")
-    return _finite_changes(change)
+    return _moving(change)
 
 
 def _difference(after: Tensors, before: Tensors) -> dict[str, Tensor]:
     after = in_types_of(before, after)
     check_like(after, before, "reply")
-    check_finite({name: tensor for name, tensor in after.items() if tensor.is_floating_point()}, "reply")
-    return _finite_changes(
-        {name: after[name] - tensor for name, tensor in before.items() if tensor.is_floating_point()}
-    )
+    return _moving({name: after[name] - tensor for name, tensor in before.items() if tensor.is_floating_point()})
 
 
-def _finite_changes(change: dict[str, Tensor]) -> dict[str, Tensor]:
+def _moving(change: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return what moves the model; counters are none of a server's business."""
     moving = {name: tensor for name, tensor in change.items() if tensor.is_floating_point()}
     if not moving:
         raise InputError("the reply holds no update.")
-    check_finite(moving, "reply")
     return moving
