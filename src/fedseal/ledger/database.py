@@ -48,19 +48,11 @@ class LedgerFile:
     def __init__(self, path: Path, writable: bool) -> None:
         self.path = path
         self._writable = writable
+        self._laid_out = False
         if writable:
             self._touch()
         elif not path.is_file():
             raise InputError(f"there is no ledger {path}.", hint="Name one by --ledger or FEDSEAL_LEDGER.")
-        with self.connected() as db:
-            if writable:
-                self._lay_out(db)
-            found = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-        if found is None or found[0] != str(SCHEMA):
-            raise StorageError(
-                f"{path} is a ledger of layout {found and found[0]}; this version reads {SCHEMA}.",
-                hint="Use the version of fedseal that wrote it.",
-            )
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
@@ -72,6 +64,8 @@ class LedgerFile:
                 if self._writable:
                     db.execute("PRAGMA journal_mode=WAL")
                     db.execute("PRAGMA synchronous=FULL")
+                if not self._laid_out:
+                    self._lay_out(db)
                 yield db
         except sqlite3.Error as error:
             raise StorageError(
@@ -167,13 +161,19 @@ class LedgerFile:
             raise storage_error(self.path, error) from error
 
     def _lay_out(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file."""
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-            return
-        with self.transaction(db):
-            for statement in _TABLES.split(";"):
-                db.execute(statement)
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA),))
+        """Make the tables of a new file; refuse one that another version has laid out."""
+        if self._writable and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            with self.transaction(db):
+                for statement in _TABLES.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA),))
+        found = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        if found is None or found[0] != str(SCHEMA):
+            raise StorageError(
+                f"{self.path} is a ledger of layout {found and found[0]}; this version reads {SCHEMA}.",
+                hint="Use the version of fedseal that wrote it.",
+            )
+        self._laid_out = True
 
 
 def read_entry(row: tuple[int, str, str, str]) -> Entry:

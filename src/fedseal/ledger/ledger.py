@@ -52,11 +52,15 @@ class SiteLedger:
     Args:
         path: of the file; made, with its directory, if missing. On a local disk: WAL does not work over a network.
         writable: False reads only, and a missing file is an error.
+        check: look at once whether it is a ledger; False leaves that to its first use, and spares a connection.
     """
 
-    def __init__(self, path: PathText, *, writable: bool = True) -> None:
+    def __init__(self, path: PathText, *, writable: bool = True, check: bool = True) -> None:
         self.path = Path(path)
         self._file = LedgerFile(self.path, writable)
+        if check:
+            with self._file.connected():
+                pass
 
     @contextmanager
     def turn(self, account: Account, slot: str, *, budget: Budget | None = None, wait: float = 60.0) -> Iterator[Turn]:
