@@ -26,7 +26,7 @@ from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, No
 from fedseal.core.errors import UsageError
 from fedseal.core.privacy import PrivateRelease
 from fedseal.core.registry import Info
-from fedseal.core.tensors import Tensors, flatten
+from fedseal.core.tensors import Tensors
 from fedseal.core.traits import Traits
 from fedseal.defences.accounting import gaussian_epsilon
 
@@ -37,7 +37,8 @@ def clip_to_norm(tensors: Tensors, bound: float, order: float = 2.0) -> Tensors:
     """Scale all tensors jointly so that their norm is at most `bound`; differentiable, and the identity below it."""
     if math.isinf(bound):
         return tensors
-    factor = (bound / (torch.linalg.vector_norm(flatten(tensors), order) + 1e-12)).clamp(max=1.0)
+    norms = torch.stack([torch.linalg.vector_norm(tensor, order) for tensor in tensors.values()])
+    factor = (bound / (torch.linalg.vector_norm(norms, order) + 1e-12)).clamp(max=1.0)
     return {name: (tensor * factor).to(tensor.dtype) for name, tensor in tensors.items()}
 
 
@@ -46,7 +47,7 @@ def with_noise(tensors: Tensors, law: NoiseLaw, generator: torch.Generator) -> T
     if law.scale == 0:
         return tensors
     draw = _standard_normal if law.family == "gaussian" else _standard_laplace
-    return {name: tensor + law.scale * draw(tensor, generator) for name, tensor in tensors.items()}
+    return {name: tensor + draw(tensor, generator).mul_(law.scale) for name, tensor in tensors.items()}
 
 
 def _standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -83,10 +83,12 @@ def sketch(tensors: Tensors) -> Tensor:
     total = torch.zeros(_WIDTH, dtype=torch.float64)
     for place, name in enumerate(sorted(tensors)):
         flat = tensors[name].detach().reshape(-1).to("cpu", torch.float32)
-        rows = -(-flat.numel() // _WIDTH)
-        padded = torch.zeros(rows * _WIDTH)
-        padded[: flat.numel()] = flat
-        total += (_signs(place, rows) @ padded.view(rows, _WIDTH)).double().roll(place * 37)
+        rows, rest = divmod(flat.numel(), _WIDTH)
+        signs, own = _signs(place, rows + 1), torch.zeros(_WIDTH)
+        if rows:
+            own += signs[:rows] @ flat[: rows * _WIDTH].view(rows, _WIDTH)
+        own[:rest] += signs[rows] * flat[rows * _WIDTH :]
+        total += own.double().roll(place * 37)
     return total
 
 

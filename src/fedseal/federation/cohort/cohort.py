@@ -182,6 +182,7 @@ class Cohort:
         shown: Sequence[int] = (),
         statistics: bool = True,
         taken: Callable[[Answer], None] | None = None,
+        serve: bool = True,
     ) -> CohortRound:
         """Play one round: models out, through every hook of every client, and what the server makes of the answers.
 
@@ -192,6 +193,7 @@ class Cohort:
             shown: of these, whose answers are kept, and whose mean the server looks at.
             statistics: whether anyone asks for those of batch normalisation.
             taken: told of each sound answer as it arrives, before the server's side of the round.
+            serve: whether the server's side is played too; not where the server is elsewhere.
         """
         chosen = list(range(len(self._clients))) if among is None else list(among)
         if len(models) not in {1, len(chosen)}:
@@ -202,14 +204,15 @@ class Cohort:
         mean, buffers, kept = RunningMean(), RunningMean(), dict[int, Answer]()
         for answer in self._train(self._assignments(sent, order, round_number), round_number, statistics=statistics):
             self._spread(answer, order, done)
-            if not self._count(answer, done, mean, buffers):
+            if not self._count(answer, done, *((mean, buffers) if serve else ())):
                 continue
             if answer.assignment.index in shown:
                 kept[answer.assignment.index] = answer
             if taken is not None:
                 taken(answer)
         done.answers = tuple(kept[client] for client in shown if client in kept)
-        self._serve(done, mean, buffers)
+        if serve:
+            self._serve(done, mean, buffers)
         return done
 
     def see(self, update: Update) -> Update:
@@ -263,7 +266,9 @@ class Cohort:
                 self.defence(client, like.device, like.dtype).receive(message, done.round)
                 done.heard[client] = done.heard.get(client, 0) + size
 
-    def _count(self, answer: Answer, done: CohortRound, mean: RunningMean, buffers: RunningMean) -> bool:
+    def _count(
+        self, answer: Answer, done: CohortRound, mean: RunningMean | None = None, buffers: RunningMean | None = None
+    ) -> bool:
         """Add one client's answer to the round, or name it among the dropped; return which."""
         one, update = answer.assignment, answer.update
         if update is None:
@@ -272,8 +277,9 @@ class Cohort:
             done.dropped.append((one.name, answer.failure))
             return False
         weight = float(self.examples(one.index)) if self._weighting == "examples" else 1.0
-        mean.add(update.tensors, weight)
-        if answer.buffers:
+        if mean is not None:
+            mean.add(update.tensors, weight)
+        if buffers is not None and answer.buffers:
             buffers.add(answer.buffers, weight)
         done.bytes_up += answer.bytes_up
         done.hook_seconds += answer.hook_seconds
@@ -324,7 +330,7 @@ def play_alone(
         train: how it is trained.
     """
     done = Cohort([client], defence, streams, train=train, strict=True, defences={0: defence}).play(
-        [model], round_number, shown=(0,)
+        [model], round_number, shown=(0,), serve=False
     )
     (answer,) = done.answers
     assert answer.update is not None

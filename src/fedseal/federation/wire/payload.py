@@ -59,8 +59,10 @@ class _Entry:
 def encode(tensors: Tensors) -> bytes:
     """Encode named tensors of floats into one payload, each by the codec that is shortest for it."""
     head, plans = _planned(tensors)
-    content = b"".join([head, *(plan.write() for plan in plans)])
-    return content + _CHECKSUM.pack(zlib.crc32(content))
+    parts, checksum = [head, *(plan.write() for plan in plans)], 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([*parts, _CHECKSUM.pack(checksum)])
 
 
 def payload_size(tensors: Tensors) -> int:
@@ -81,7 +83,7 @@ def _planned(tensors: Tensors) -> tuple[bytes, list[TensorPlan]]:
     return b"".join(header), plans
 
 
-def decode(payload: bytes, *, limit: int = MAX_BYTES) -> dict[str, Tensor]:
+def decode(payload: bytes | memoryview, *, limit: int = MAX_BYTES) -> dict[str, Tensor]:
     """Decode a payload; one that is truncated, corrupted, inconsistent or too large is refused.
 
     Args:
