@@ -7,7 +7,8 @@
   frequencies achieves.
 
 The ideal reading is of a few images of those behind the update, as if the attacker knew all others: never less than an
-attacker without that knowledge could find.
+attacker without that knowledge could find. Of a large model it is of one image in one step, by less effort: a second
+step would cost many times as much, as every direction then has weights of its own.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ LEAKED_LABELS = 0.25
 _MANY_WEIGHTS = 1_000_000
 _SMALL, _LARGE = (
     Options(method="matrix-free", effort=effort, layers=False)
-    for effort in (Effort(probes=4, rank=16, iterations=8), Effort(probes=2, rank=4, iterations=3))
+    for effort in (Effort(probes=4, rank=16, iterations=8), Effort(probes=2, rank=3, iterations=2))
 )
 """Effort for models up to so many weights and for larger ones: fewer iterations find less, never more than there is."""
+_OPEN_DB = 3.0
+"""Where a reading leaves more than this open, finding nothing says nothing."""
 _MANY_LABELS = 64
 _PUBLIC = 512
 _PRIORS: dict[int, tuple[Batch, ImagePrior]] = {}
@@ -88,6 +91,7 @@ class Reading:
         without: the same of an attacker without the update; None where it is not known.
         reason: why there is no value.
         seconds: it took.
+        images: it is of; None where that is all of them.
     """
 
     kind: Kind
@@ -96,6 +100,7 @@ class Reading:
     without: float | None = None
     reason: str = ""
     seconds: float = 0.0
+    images: int | None = None
 
 
 def read(watched: Watched, kinds: Sequence[Kind], *, images: int, seed: int = 0) -> list[Reading]:
@@ -104,7 +109,7 @@ def read(watched: Watched, kinds: Sequence[Kind], *, images: int, seed: int = 0)
     Args:
         watched: the update and the truth behind it.
         kinds: what to read.
-        images: at most so many are read.
+        images: at most so many are read; of a large model one.
         seed: of probes and guesses.
     """
     return [_timed(kind, watched, images, seed) for kind in kinds]
@@ -112,7 +117,7 @@ def read(watched: Watched, kinds: Sequence[Kind], *, images: int, seed: int = 0)
 
 def _timed(kind: Kind, watched: Watched, images: int, seed: int) -> Reading:
     readers: dict[Kind, Callable[[], Reading]] = {
-        "ideal": lambda: _ideal(_few(watched, images)),
+        "ideal": lambda: _ideal(watched, images),
         "learned": lambda: _learned(watched, seed),
         "labels": lambda: _labels(watched, seed),
     }
@@ -168,17 +173,18 @@ def _classes(watched: Watched) -> int:
     return int(getattr(output, "logits", output).shape[-1])
 
 
-def _ideal(watched: Watched) -> Reading:
-    defence = build_defence(watched.defence)
+def _ideal(whole: Watched, images: int) -> Reading:
+    large = sum(tensor.numel() for tensor in whole.update.tensors.values()) > _MANY_WEIGHTS
+    watched, defence = _few(whole, 1 if large else images), build_defence(whole.defence)
     private = joined(list(watched.batches))
     upload = upload_behind(_observation(watched, defence), defence, watched.config, private, private)
-    weights = sum(tensor.numel() for tensor in watched.update.tensors.values())
-    options = _LARGE if weights > _MANY_WEIGHTS else _SMALL
-    found = ideal_reading(upload, _prior(watched.public), options)
-    if found.psnr_db is None:
-        return Reading("ideal", None, RiskLevel.LOW, found.prior_db, found.reason)
-    level = RiskLevel.LOW if (found.gain_db or 0.0) <= NEAR_PRIOR_DB else level_of(found.psnr_db)
-    return Reading("ideal", found.psnr_db, level, found.prior_db)
+    found = ideal_reading(upload, _prior(watched.public), _LARGE if large else _SMALL)
+    near = (found.gain_db or 0.0) <= NEAR_PRIOR_DB
+    if found.psnr_db is None or (near and (found.error_db or 0.0) > _OPEN_DB):
+        reason = found.reason or "so few steps find nothing, and leave open what more of them would."
+        return Reading("ideal", None, RiskLevel.LOW, found.prior_db, reason)
+    level = RiskLevel.LOW if near else level_of(found.psnr_db)
+    return Reading("ideal", found.psnr_db, level, found.prior_db, images=len(private))
 
 
 def _prior(public: Batch) -> ImagePrior:

@@ -37,7 +37,8 @@ class Report:
         """The readings as metrics."""
         found = {f"fedseal-{one.kind}": one.value for one in self.readings if one.value is not None}
         levels = {f"fedseal-{one.kind}-level": float(one.level) for one in self.readings if one.value is not None}
-        return found | levels | {"fedseal-watch-seconds": sum(one.seconds for one in self.readings)}
+        counts = {f"fedseal-{one.kind}-images": float(one.images) for one in self.readings if one.images is not None}
+        return found | levels | counts | {"fedseal-watch-seconds": sum(one.seconds for one in self.readings)}
 
     @property
     def level(self) -> RiskLevel:
