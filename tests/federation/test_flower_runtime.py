@@ -33,7 +33,7 @@ from fedseal.flower import defend, guard, train_round
 from sealed_app.task import accuracy, client_batches, client_data, load_model, test_data
 
 SPECS, RESULT = json.loads(sys.argv[1]), sys.argv[2]
-MODS = [defend(spec, encoding="wire") for spec in SPECS]
+MODS = [defend(spec, encoding="wire", inside=True) for spec in SPECS]
 
 
 def by_partition(message, context, call_next):
@@ -100,7 +100,8 @@ if __name__ == "__main__":
 def test_ten_clients_train_three_rounds_in_flowers_simulation(examples: Path, tmp_path: Path):
     script, result = tmp_path / "simulation.py", tmp_path / "result.json"
     script.write_text(SIMULATION)
-    environment = os.environ | QUIET | {"PYTHONPATH": str(examples / "flower"), "FLWR_HOME": str(tmp_path / "flwr")}
+    path = os.pathsep.join([str(examples / "flower"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | QUIET | {"PYTHONPATH": path, "FLWR_HOME": str(tmp_path / "flwr")}
     done = subprocess.run(
         [sys.executable, str(script), json.dumps(SPECS), str(result)],
         env=environment,
