@@ -351,7 +351,7 @@ def test_pages_have_every_claim_and_escape_what_they_print(tmp_path: Path, monke
     assert "<b>bold" not in page + text
     assert "exact - poor" in page
     assert "exact - poor" in text
-    assert "1 claims: 1 reproduced." in text
+    assert "1 claim: 1 reproduced." in text
     paths = write_claims({"F1": outcome}, tmp_path / "pages")
     assert [path.name for path in paths] == ["claims.md", "claims.html", "claims.json"]
     assert json.loads(paths[2].read_text())["claims"][0]["outcome"]["standing"] == "reproduced"

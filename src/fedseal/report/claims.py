@@ -52,7 +52,11 @@ def standing_words(claim: Claim, outcome: Outcome | None) -> str:
 def tally(claims: Sequence[Claim], outcomes: dict[str, Outcome]) -> str:
     """Return how many claims stand how, in a sentence."""
     found = Counter(_short(claim, outcomes.get(claim.id)) for claim in claims)
-    return f"{len(claims)} claims: " + ", ".join(f"{count} {word}" for word, count in found.items()) + "."
+    return (
+        f"{len(claims)} {'claim' if len(claims) == 1 else 'claims'}: "
+        + ", ".join(f"{count} {word}" for word, count in found.items())
+        + "."
+    )
 
 
 def claim_text(claim: Claim, outcome: Outcome | None) -> str:
