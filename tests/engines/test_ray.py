@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import InputError, UsageError
+from fedseal.engines.cluster import check_reachable
 
 SMALL: dict[str, Any] = {"data": "faces:size=8", "attacks": "ig:iterations=20", "targets": 2, "readings": 1}
 
@@ -57,6 +59,19 @@ def test_a_cluster_gives_the_figures_of_this_process_bit_for_bit(cluster: Cluste
     there = run_audit(scenarios, tmp_path / "there", engine="ray", address=cluster.address)
     assert figures(here) == figures(there)
     assert {record.status for record in there.records} == {"ok"}
+
+
+@pytest.mark.parametrize("address", ["nowhere", "ray://", "host:", "host:99999999", ":6379"])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(UsageError, match="no address of a Ray cluster"):
+        check_reachable(address)
+
+
+def test_an_address_where_nothing_listens_is_said_within_seconds() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        with pytest.raises(InputError, match="no Ray cluster to be reached at ray://127"):
+            check_reachable(f"ray://127.0.0.1:{taken.getsockname()[1]}")
 
 
 def test_an_address_without_an_engine_and_an_unknown_engine_are_refused(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import typer
 
 from fedseal.cli.app import app
 from fedseal.cli.options import (
+    Address,
     DataRoot,
     Device,
+    Engine,
     Out,
     Workers,
     look_here_for_models,
@@ -31,6 +33,8 @@ def protocol(
     data_root: DataRoot = None,
     device: Device = "cpu",
     workers: Workers = None,
+    engine: Engine = "local",
+    address: Address = None,
 ) -> None:
     """Audit what decides a leak: batch size, model, data, stage, initialisation, ...
 
@@ -51,7 +55,8 @@ def protocol(
         raise UsageError("nothing varies in this plan.", hint="Give a key several values, see docs/scenario.md.")
     look_here_for_models()
     with watching() as watcher:
-        run = run_audit(chosen, out, **run_options(data_root, device, workers), watcher=watcher)
+        where = run_options(data_root, device, workers) | {"engine": engine, "address": address}
+        run = run_audit(chosen, out, **where, watcher=watcher)
     path = write_protocol(run, out)
     for table in factor_tables(run):
         typer.echo(f"{table.sentence()} ({table.surroundings})")

@@ -30,6 +30,8 @@ _WINDOW = 1000
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 0.5
 """The least time between two reports of one task."""
+_REACH_SECONDS = 5.0
+"""Time a cluster has to take a connection."""
 _KEPT_WORKS = 2
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -73,7 +75,31 @@ def _load() -> Any:
     return ray
 
 
+def check_reachable(address: str) -> None:
+    """Refuse an address that is none, or where nothing listens: Ray itself would wait there for minutes."""
+    if address in {"auto", "local"}:
+        return
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(
+            f"{address!r} is no address of a Ray cluster.", hint="Use auto, HOST:PORT or ray://HOST:PORT (port 10001)."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error) or "no answer") from error
+
+
+def _unreachable(address: str | None, reason: str) -> InputError:
+    return InputError(
+        f"there is no Ray cluster to be reached at {address or 'this machine'}: {reason.rstrip('.')}.",
+        hint="Start one with `ray start --head`, or leave --address out for this machine alone.",
+    )
+
+
 def _connect(ray: Any, address: str | None, workers: int) -> None:
+    if address is not None:
+        check_reachable(address)
     where: dict[str, Any] = {"num_cpus": workers} if address is None else {"address": address}
     try:
         ray.init(
@@ -81,10 +107,7 @@ def _connect(ray: Any, address: str | None, workers: int) -> None:
         )
     except (ConnectionError, ValueError, RuntimeError, AssertionError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"there is no Ray cluster to be reached at {address or 'this machine'}: {reason.rstrip('.')}.",
-            hint="Start one with `ray start --head`, or leave --address out for this machine alone.",
-        ) from error
+        raise _unreachable(address, reason) from error
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
