@@ -24,6 +24,12 @@ class Net(nn.Module):
     def forward(self, x):
         return {"logits": self.head(self.body(x)), "seen": x}
 """
+PARTS = """
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.last = nn.Linear(width, width)
+"""
 TWO = NETS + "\nclass Other(Net):\n    pass\n"
 
 
@@ -37,7 +43,7 @@ def fedseal(
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("starting_nets", "starting_two"):
         sys.modules.pop(name, None)
-    (tmp_path / "starting_nets.py").write_text(NETS)
+    (tmp_path / "starting_nets.py").write_text(NETS + PARTS)
     (tmp_path / "starting_two.py").write_text(TWO)
     source = np.random.default_rng(0)
     for label in ("cats", "dogs"):
@@ -61,6 +67,7 @@ def test_init_writes_a_scenario_that_check_and_audit_accept(fedseal: Callable[..
     assert code == 0, err
     assert "3x32x32" in out  # 26 pixels do not fit the head, 32 do
     assert "fedseal audit scenario.yaml" in out
+    assert "Pictures of 26 pixels on the shorter side are cropped and resized to 32x32" in out
     scenario = load_scenario(tmp_path / "scenario.yaml")
     assert scenario.model == "starting_nets:Net"
     assert scenario.data == "folder:pictures, mine?size=32&channels=3"

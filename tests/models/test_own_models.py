@@ -112,7 +112,7 @@ def test_logits_are_found_where_only_one_part_can_be_them(answer: str) -> None:
 def test_which_part_is_meant_can_be_said() -> None:
     assert output_size(build(named("Net", "answer=unclear&output=1&width=5")), SHAPE) == 5
     assert output_size(build(named("Net", "answer=named&output=scores")), SHAPE) == 2
-    with pytest.raises(UsageError, match=r"0 \[2, 2\], 1 \[2, 4\].*which of these.*output=logits"):
+    with pytest.raises(UsageError, match=r"0 \[2, 2\], 1 \[2, 4\].*which of these.*Net\?output=0`"):
         build(named("Net", "answer=unclear"))
     with pytest.raises(UsageError, match=r"no output 'score'.*'scores'"):
         build(named("Net", "answer=named&output=score"))

@@ -73,12 +73,12 @@ def look_at(model: str, data: str, data_root: Path | None = None) -> Look:
             except InputError as error:
                 reasons.append(f"{candidate}: {error.message}")
                 continue
-            return Look(spec, candidate, dataset, network, loss, dataset.notes)
+            return Look(spec, candidate, dataset, network, loss, (*dataset.notes, *_resized(data, dataset)))
     raise InputError(f"{spec} and {data} do not fit together. {reasons[0]}", hint="Name a size: folder:PATH?size=64.")
 
 
 def find_model(text: str) -> str:
-    """Return the spec of the model a text stands for; of a module alone, the one model it holds."""
+    """Return the spec of the model a text stands for; of a module alone, the one it holds that is no part of others."""
     if text.endswith(".py"):
         path = local_path(text)
         if not path.is_file():
@@ -89,8 +89,9 @@ def find_model(text: str) -> str:
         return text
     module = load_reference(text)
     found = [key for key, value in vars(module).items() if _is_model(value, module.__name__)]
-    if len(found) == 1:
-        return f"{text}:{found[0]}"
+    whole = [key for key in found if _stands_alone(getattr(module, key))]
+    if len(whole or found) == 1:
+        return f"{text}:{(whole or found)[0]}"
     if not found:
         raise UsageError(f"{text!r} defines no torch.nn.Module.", hint="Name it: package.module:attribute.")
     raise UsageError(f"{text!r} defines {', '.join(sorted(found))}.", hint=f"Say which: {text}:{sorted(found)[-1]}.")
@@ -100,6 +101,15 @@ def _is_model(value: Any, module: str) -> bool:
     if isinstance(value, nn.Module):
         return True
     return inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module
+
+
+def _stands_alone(model: Any) -> bool:
+    """Return whether a model can be built of what an audit knows; parts such as blocks usually want more."""
+    if isinstance(model, nn.Module):
+        return True
+    parameters = inspect.signature(model).parameters.values()
+    wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return {p.name for p in wanted} <= {"input_shape", "num_classes"}
 
 
 def _data_candidates(data: str) -> list[str]:
@@ -114,6 +124,17 @@ def _data_candidates(data: str) -> list[str]:
     sides = list(dict.fromkeys([*([own] if own <= 64 else []), *_SIDES, own]))
     colours = (1, 3) if grey else (3, 1)
     return [f"folder:{data}?size={size}&channels={channels}" for channels in colours for size in sides]
+
+
+def _resized(data: str, dataset: Dataset) -> tuple[str, ...]:
+    """Return what to say of a folder whose pictures have another size than the one that was chosen for it."""
+    path = local_path(data) if ":" not in data else None
+    if path is None or not path.is_dir() or (own := read_sizes(path)[0]) == dataset.shape[-1]:
+        return ()
+    size = "x".join(map(str, dataset.shape[1:]))
+    return (
+        f"Pictures of {own} pixels on the shorter side are cropped and resized to {size}: see `size` under `data`.",
+    )
 
 
 def _losses(dataset: Dataset) -> tuple[str, ...]:

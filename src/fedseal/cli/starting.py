@@ -46,6 +46,8 @@ def init(
         f"{look.model} takes the {len(look.dataset):,} images of {look.dataset.name} as {channels}x{height}x{width} "
         f"and answers with {outputs} output(s); {len(look.dataset.classes)} classes, loss {look.loss}."
     )
+    for note in look.notes:
+        typer.echo(note)
     typer.echo(f"written: {out}. Next: fedseal audit {out}")
 
 

@@ -75,6 +75,6 @@ def choose_output(answer: Any, wanted: str | None, name: str) -> str | None:
         shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in parts.items())
         raise UsageError(
             f"model {name} answers with {shapes}: which of these are its logits?",
-            hint="Say it by the model's option `output`, as in `?output=logits`.",
+            hint=f"Say it by the model's option `output`, as in `{name.partition('?')[0]}?output={(flat or list(parts))[0]}`.",
         )
     return flat[0]
