@@ -132,9 +132,7 @@ def _resized(data: str, dataset: Dataset) -> tuple[str, ...]:
     if path is None or not path.is_dir() or (own := read_sizes(path)[0]) == dataset.shape[-1]:
         return ()
     size = "x".join(map(str, dataset.shape[1:]))
-    return (
-        f"Pictures of {own} pixels on the shorter side are cropped and resized to {size}: see `size` under `data`.",
-    )
+    return (f"Pictures of {own} pixels on the shorter side are cropped and resized to {size}; say another by `size=`.",)
 
 
 def _losses(dataset: Dataset) -> tuple[str, ...]:

@@ -72,9 +72,10 @@ def choose_output(answer: Any, wanted: str | None, name: str) -> str | None:
     if LOGITS in flat:
         return LOGITS
     if len(flat) != 1:
+        spec = f"{name.partition('?')[0]}?output={(flat or list(parts))[0]}"
         shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in parts.items())
         raise UsageError(
             f"model {name} answers with {shapes}: which of these are its logits?",
-            hint=f"Say it by the model's option `output`, as in `{name.partition('?')[0]}?output={(flat or list(parts))[0]}`.",
+            hint=f"Say it by the model's option `output`, as in `{spec}`.",
         )
     return flat[0]
