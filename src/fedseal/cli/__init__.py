@@ -1,6 +1,7 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
 from fedseal.cli import (
+    apply,
     audit,
     claims,
     data,
@@ -21,6 +22,7 @@ from fedseal.cli.app import app, main
 
 __all__ = [
     "app",
+    "apply",
     "audit",
     "claims",
     "data",
