@@ -147,6 +147,14 @@ def test_damaged_entries_are_told(run: Path, damage: str):
     assert "--out" in refusal(run, writable=False)
 
 
+@pytest.mark.parametrize("plan", ["3", '["a"]', '[["audit", {}]]', f'[["audit", {10**30}]]'])
+def test_a_plan_that_makes_no_sense_is_told(run: Path, plan: str):
+    with sqlite3.connect(run / "store.sqlite") as database:
+        database.execute("UPDATE meta SET value = ? WHERE name = 'plan'", (plan,))
+    with pytest.raises(StorageError, match="Use a new directory with --out"):
+        open_run(run)
+
+
 @pytest.mark.parametrize(
     ("layout", "said"), [("1", "by an older version"), ("99", "by a newer version"), ('"x"', "by another version")]
 )

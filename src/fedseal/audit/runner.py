@@ -204,7 +204,7 @@ def load_run(store: Store) -> Run:
         raise UsageError(f"{store.directory} holds no plan yet.", hint="Run `fedseal audit --out` with it first.")
     try:
         return _loaded(store, meta)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # numbers SQLite cannot hold
         raise StorageError(
             f"{store.directory} is damaged: what it says of its run contradicts itself.",
             hint="Use a new directory with --out.",
