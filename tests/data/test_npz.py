@@ -132,6 +132,15 @@ def test_a_torn_archive_is_named(tmp_path: Path) -> None:
         npz(file)
 
 
+def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "odd.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("images", b"no array")
+        archive.writestr("labels", b"none either")
+    with pytest.raises(InputError, match="'images' is no array"):
+        npz(file)
+
+
 def test_a_single_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", HWC)
     with pytest.raises(InputError, match=r"one\.npy is no numpy archive"):

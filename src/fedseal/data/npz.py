@@ -109,12 +109,12 @@ def read_npz(
             image_key, label_key = _choose_keys(path, archive.files, split)
             check_sizes(path, archive)
             names_key = next((key for key in NAME_KEYS if key in archive.files), None)
-            images, labels = archive[image_key], archive[label_key]
+            images, labels = _array(archive, image_key), _array(archive, label_key)
             if group is not None and group not in archive.files:
                 known = near_matches(group, archive.files)
                 raise InputError(f"{path} has no array {group!r} of groups.", hint=known)
-            owners = None if group is None else archive[group]
-            names = classes if names_key is None else _as_names(archive[names_key])
+            owners = None if group is None else _array(archive, group)
+            names = classes if names_key is None else _as_names(_array(archive, names_key))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.", hint="Check the file.") from error
     except DAMAGE as error:
@@ -130,6 +130,14 @@ def read_npz(
         columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
         return LabelledArrays(pixels, values, columns, groups)
     return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups)
+
+
+def _array(archive: Any, key: str) -> Any:
+    """Return an array of an archive; numpy hands out a member without a header as bytes."""
+    found = archive[key]
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{key!r} is no array")
+    return found
 
 
 def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str, str]:
