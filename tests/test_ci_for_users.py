@@ -57,7 +57,7 @@ def scenario(place: Path, *, defence: str, targets: int) -> str:
         pytest.param("topk:ratio=0.1", 4, "", 1, marks=pytest.mark.slow),  # a weak defence leaks
         pytest.param("topk:ratio=0.1", 4, "topk:ratio=0.1", 1, marks=pytest.mark.slow),  # the undefended row is judged
         pytest.param("gaussian:sigma=100", 4, "", 0, marks=pytest.mark.slow),  # the control leaks, the defence does not
-        ("gaussian:sigma=100", 2, "", 4),  # too few to say so
+        pytest.param("gaussian:sigma=100", 2, "", 4, marks=pytest.mark.slow),  # too few to say so
     ],
 )
 def test_the_action_ends_as_the_audit_does_and_names_its_files(

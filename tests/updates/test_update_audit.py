@@ -222,6 +222,7 @@ class TestWaysIn:
 
 
 class TestWithoutOriginals:
+    @pytest.mark.slow
     def test_an_undefended_lenet_gives_a_face_away_and_the_attacker_knows_it(self, cli: Any, tmp_path: Path):
         sender = client("lenet:init=wide-uniform")
         path = write_update(tmp_path, sender.recorded())

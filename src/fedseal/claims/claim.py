@@ -50,7 +50,7 @@ class Check(BaseModel):
             names to specs, which are the arms then.
         train: a scenario of `fedseal train`; `defences` may be a mapping likewise.
         measure: `name` and options of a measurement of `fedseal.claims.measures`.
-        metric: that is compared: see `experiments.METRICS`.
+        metric: that is compared: see `experiments.METRICS`; a measurement has one of its own.
         by: what tells arms apart; of anything else that varies, the strongest attack by its mean is taken per arm.
         rule: what decides.
         power: what must hold for the check to say anything.
@@ -68,10 +68,12 @@ class Check(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_axis(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("by"), str):
-            return values | {"by": (values["by"],)}
-        return values
+    def _plain(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        by = {"by": (values["by"],)} if isinstance(values.get("by"), str) else {}
+        measure = values.get("measure")
+        return {"metric": measure.get("name", "")} | values | by if isinstance(measure, dict) else values | by
 
     @model_validator(mode="after")
     def _one_experiment(self) -> Self:
