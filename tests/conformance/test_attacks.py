@@ -18,6 +18,7 @@ CASES = (
     AttackCase("auto", Home(SMOOTH, budget=steps(30), quick=Budget(2, 1))),
     AttackCase("bayes:tv=0.1", Home(SMOOTH, budget=steps(60))),
     AttackCase("cah:rows=64", Home("mlp", batch_size=2)),
+    AttackCase("cocktail:iterations=50", Home("mlp:width=24,activation=sigmoid", batch_size=2, budget=Budget())),
     AttackCase("dlg", Home(SMOOTH, budget=steps(60))),
     AttackCase("fedleak", Home(SMOOTH, budget=steps(60))),
     AttackCase("fedleak-artifact:channels=8", Home(SMOOTH, budget=steps(40), quick=Budget(2, 1), margin=1)),
@@ -33,6 +34,7 @@ CASES = (
     AttackCase("retrieval", Home(data="faces:size=8", margin=0.5)),
     AttackCase("rgap", Home(SMOOTH, budget=steps(60))),
     AttackCase("sapag", Home(SMOOTH, budget=steps(60))),
+    AttackCase("spear", Home("mlp:width=32", batch_size=3, margin=40)),
     AttackCase("suppression:inversion=ig", Home(clients=2, budget=steps(60), scored=1)),
 )
 ELSEWHERE = {
