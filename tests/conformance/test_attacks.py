@@ -39,6 +39,7 @@ CASES = (
 )
 ELSEWHERE = {
     "fedleak-paper": "`fedleak` with other numbers, too slow for a small budget: test_matching_fidelity.py",
+    "tableak": "rebuilds records, not images: tests/attacks/test_tables.py",
     "seer": "its model is trained for minutes; tests/attacks/test_seer.py holds it to what is here",
 }
 

@@ -33,6 +33,7 @@ from fedseal.attacks.row_quotients import pick_images
 from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.errors import CapabilityError, InputError
+from fedseal.core.modality import IMAGE, TABLE
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
@@ -52,6 +53,7 @@ class FirstLayerInversion(Attack):
     """Reads images off the gradient of a linear first layer."""
 
     any_loss: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE)
 
     def check(self, observation: Observation) -> None:
         """Refuse models whose first layer is not linear on the whole image."""

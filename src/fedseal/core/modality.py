@@ -1,4 +1,4 @@
-"""What kind of thing a batch holds: images, text; further kinds are further modules, not further branches.
+"""What kind of thing a batch holds: images, text, tables; further kinds are further modules, not further branches.
 
 A modality says what its inputs look like and how they travel between devices. The model, the federation, defences of
 the update and the store ask nothing else of it. What is measured of it (scores, baselines, line-ups, pictures) is its
@@ -16,6 +16,7 @@ from fedseal.core.errors import InputError, UsageError
 
 IMAGE = "image"
 TEXT = "text"
+TABLE = "table"
 TENSOR = "tensor"
 """Whatever a model takes, of which nothing is known but that its first dimension is the sample."""
 
@@ -57,6 +58,17 @@ class _Text(Modality):
             )
 
 
+class _Table(Modality):
+    """Encoded rows [B, D] of real numbers, as the columns of the data set have them; labels [B]."""
+
+    def check(self, inputs: Tensor, labels: Tensor) -> None:
+        if inputs.ndim != 2 or not inputs.is_floating_point() or len(inputs) != len(labels):
+            raise InputError(
+                f"a batch of a table needs rows [B, D] of real numbers and labels [B], got {inputs.dtype} "
+                f"{list(inputs.shape)} and {list(labels.shape)}."
+            )
+
+
 class _Tensor(Modality):
     """Rows of anything, one per sample, with a label each."""
 
@@ -67,7 +79,7 @@ class _Tensor(Modality):
             )
 
 
-_MODALITIES: dict[str, Modality] = {IMAGE: _Image(), TEXT: _Text(), TENSOR: _Tensor()}
+_MODALITIES: dict[str, Modality] = {IMAGE: _Image(), TEXT: _Text(), TABLE: _Table(), TENSOR: _Tensor()}
 
 
 def register_modality(name: str, modality: Modality) -> None:

@@ -102,7 +102,32 @@ TOKENS = Scale(
 )
 """Text: levels of our own, set before anything was measured, as no paper has any."""
 
-_SCALES = {scale.name: scale for scale in (PSNR, TOKENS)}
+CELLS = Scale(
+    name="cells",
+    title="cells recovered",
+    unit="%",
+    noun="record",
+    limits=(60.0, 75.0, 90.0),
+    ceiling=100.0,
+    victim_margin=8.0,
+    oracle_margin=20.0,
+    failed=15.0,
+    attainable=("typical", "class_typical", "drawn"),
+    fallback="typical",
+    guesses=MappingProxyType(
+        {
+            "typical": "the most frequent category and the mean of every public column: one record for all",
+            "class_typical": "the same of the public records with the same label: what the labels alone give",
+            "drawn": "every cell drawn from its public column by itself, as TabLeak guesses",
+            "nearest": "the public record that shares most cells with the original, chosen by looking at it",
+        }
+    ),
+    meaning="The score is the share of a record's cells that came back, in per cent: a category that is the right one, "
+    "or a number within 0.319 standard deviations of its column.",
+)
+"""Tables: TabLeak's score (Sec. 4); levels of our own, set before anything was measured. Guesses reach 50 to 60 %."""
+
+_SCALES = {scale.name: scale for scale in (PSNR, TOKENS, CELLS)}
 
 
 def register_scale(scale: Scale) -> Scale:

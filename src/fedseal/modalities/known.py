@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fedseal.core.errors import UsageError
-from fedseal.core.modality import IMAGE
+from fedseal.core.modality import IMAGE, TABLE
 from fedseal.modalities.image import ImageMeasures
 from fedseal.modalities.measures import Measures
+from fedseal.modalities.table import TableMeasures
 
 
 def measures_of(modality: str) -> Measures:
     """Return how a modality is measured."""
     if modality == IMAGE:
         return ImageMeasures.load()
+    if modality == TABLE:
+        return TableMeasures()
     raise UsageError(f"nothing is known of how inputs of the kind {modality!r} are measured.")

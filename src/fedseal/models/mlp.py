@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from fedseal.core.ranges import Hidden, Width
@@ -12,14 +14,14 @@ from fedseal.models.registry import MODELS
 
 @MODELS.register("mlp", Info("fully connected network; its first layer gives the image away exactly"))
 def mlp(
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     num_classes: int,
     width: Width = 256,
     depth: Hidden = 2,
     activation: Activation = "relu",
 ) -> nn.Module:
     """Build `depth` hidden layers of `width` units."""
-    features = input_shape[0] * input_shape[1] * input_shape[2]
+    features = math.prod(input_shape)
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(depth):
         layers += [nn.Linear(features, width), activation_module(activation)]

@@ -94,7 +94,7 @@ class CocktailParty(LayerSeparation):
         z = whitened[usable] * centred.shape[1] ** 0.5
         rows = torch.randn(found.rank, len(z), generator=generator(seed, "cocktail"), dtype=z.dtype).to(z.device)
         rows = _fixed_point(z, rows)
-        return self._descend(z, rows, iterations) @ whiten
+        return torch.mm(self._descend(z, rows, iterations), whiten)
 
     def _descend(self, z: Tensor, rows: Tensor, iterations: int) -> Tensor:
         rows = rows.clone().requires_grad_()
@@ -105,8 +105,7 @@ class CocktailParty(LayerSeparation):
                 unit = torch.nn.functional.normalize(rows, dim=1)
                 distance = (_log_cosh(unit @ z).mean(1) - _NORMAL).square().mean()
                 likeness = ((_T * (unit @ unit.T).abs()).exp() - 1).mul(off).sum() / off.sum().clamp(min=1)
-                optimiser.zero_grad()
-                (self.alike * likeness / _T - distance).backward()
+                (rows.grad,) = torch.autograd.grad(self.alike * likeness / _T - distance, [rows])
                 optimiser.step()
         return torch.nn.functional.normalize(rows.detach(), dim=1)
 
@@ -130,4 +129,4 @@ def _fixed_point(z: Tensor, rows: Tensor) -> Tensor:
 
 def _orthogonalised(rows: Tensor) -> Tensor:
     left, _, right = torch.linalg.svd(rows, full_matrices=False)
-    return left @ right
+    return torch.mm(left, right)

@@ -17,7 +17,7 @@ def invert_features(
     model: nn.Module,
     layer: str,
     features: Tensor,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     normalisation: Normalisation,
     steps: int,
     seed: int,
@@ -43,8 +43,7 @@ def invert_features(
                 images = logits.sigmoid()
                 model(normalisation(images))
                 loss = _distance(caught[0].flatten(1), features) + _TV * _variation(images)
-                optimiser.zero_grad()
-                loss.backward()
+                (logits.grad,) = torch.autograd.grad(loss, [logits])
                 optimiser.step()
     finally:
         handle.remove()
@@ -57,7 +56,7 @@ def _distance(got: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _variation(images: Tensor) -> Tensor:
-    if 1 in images.shape[-2:]:
+    if images.ndim != 4:
         return images.new_zeros(())  # no picture: neighbours mean nothing
     down = (images[..., 1:, :] - images[..., :-1, :]).abs()
     right = (images[..., 1:] - images[..., :-1]).abs()

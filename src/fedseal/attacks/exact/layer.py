@@ -26,6 +26,7 @@ from fedseal.attacks.spectrum import Spectrum, spectrum
 from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.errors import InputError
+from fedseal.core.modality import IMAGE, TABLE
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.models.gates import LinearGate, linear_gates
@@ -58,6 +59,7 @@ class LayerSeparation(Attack):
     """
 
     any_loss: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE)
 
     def __init__(self, steps: int = 300) -> None:
         self.steps = steps

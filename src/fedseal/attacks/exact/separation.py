@@ -117,7 +117,7 @@ def _orthogonal(rows: Tensor) -> Tensor:
     solved, failed = torch.linalg.solve_ex(rows[:, :, :-1], -rows[:, :, -1:])
     directions = torch.cat([solved.squeeze(-1), rows.new_ones(len(rows), 1)], dim=1)
     directions = directions[(failed == 0) & torch.isfinite(directions).all(1)]
-    return directions / directions.norm(dim=1, keepdim=True)
+    return torch.div(directions, directions.norm(dim=1, keepdim=True))
 
 
 def _refined(found: Spectrum, directions: Tensor) -> Tensor:
@@ -140,7 +140,8 @@ def _fitted(rows: Tensor, silent: Tensor) -> Tensor:
     """Return the directions [k, B] that vanish best on the rows each is `silent` [k, m] on."""
     outer = (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1)
     products = (silent.to(rows) @ outer).view(len(silent), rows.shape[1], rows.shape[1])
-    return torch.linalg.eigh(products).eigenvectors[:, :, 0]
+    vectors: Tensor = torch.linalg.eigh(products).eigenvectors
+    return vectors[:, :, 0]
 
 
 def _distinct(directions: Tensor) -> Tensor:
