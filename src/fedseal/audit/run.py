@@ -14,9 +14,9 @@ from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict, cell_fails, judge
 from fedseal.information.proven import ProvenReading
+from fedseal.modalities.passages import unpack_words
 from fedseal.store.findings import Finding
 from fedseal.store.frames import Per, trial_frame
-from fedseal.store.passages import unpack_words
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 

@@ -19,7 +19,7 @@ from fedseal.metrics.records import cell_scores, guesses, paired
 from fedseal.metrics.scales import CELLS
 from fedseal.metrics.singling import line_up
 from fedseal.modalities.measures import Case, Measured, Measures
-from fedseal.store.passages import pack_words
+from fedseal.modalities.passages import pack_words
 
 
 @dataclass(frozen=True)
