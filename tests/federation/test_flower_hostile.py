@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedseal.core.seeds import generator
+from fedseal.federation.limits import norm_of
 from fedseal.federation.wire import encode
 from fedseal.flower import guard
-from fedseal.flower.limits import norm_of
 from fedseal.flower.records import PAYLOAD, payload_record, to_tensors
 
 State = dict[str, Tensor]

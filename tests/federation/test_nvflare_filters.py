@@ -12,7 +12,7 @@ from torch import nn
 
 pytest.importorskip("nvflare", reason="the extra `nvflare` is not installed")
 
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import ContentBlockedException
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -131,6 +131,29 @@ def test_the_guard_refuses_old_updates_and_whole_weights(server: FLContext):
         passed([guard], result({name: 2 * tensor for name, tensor in CHANGE.items()}), server)
     with pytest.raises(InputError, match="whole weights"):
         passed([guard], result(MODEL, DataKind.WEIGHTS, number=2), server)
+
+
+def test_the_guard_cuts_down_what_is_out_of_proportion_and_names_the_sender(
+    server: FLContext, caplog: pytest.LogCaptureFixture
+):
+    guard = GuardFilter()
+
+    def sent(client: str, factor: float, number: int, steps: float) -> DXO:
+        server.set_peer_context(context(client=client))
+        message = DXO(DataKind.WEIGHT_DIFF, {name: tensor * factor for name, tensor in CHANGE.items()})
+        message.set_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, steps)
+        return passed([guard], message.update_shareable(result(number=number)), server)
+
+    for place, factor in enumerate((1.0, 1.1, 1.2)):
+        assert sent(f"site-{place}", factor, 0, 10).get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) == 10
+    taken = sent("site-1", -10.0, 1, 1e12)
+    assert taken.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) == 250
+    assert torch.allclose(taken.data["layer.bias"], CHANGE["layer.bias"] * -5.5)
+    assert caplog.text.count("client site-1") == 2
+    with pytest.raises(InputError, match="norm"):
+        sent("site-2", 1e6, 1, 10)  # beyond ten times the model's own
+    with pytest.raises(InputError, match="number of steps"):
+        sent("site-0", 1.3, 1, -1)
 
 
 def test_a_weapon_is_not_trained_on():

@@ -25,10 +25,10 @@ from fedseal.core.defence import Defence
 from fedseal.core.errors import CapabilityError, FedsealError, InputError
 from fedseal.core.tensors import Tensors, is_finite
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.limits import OUTLIER, Limits, norm_of
 from fedseal.federation.replays import UpdateHistory
 from fedseal.flower.costs import with_costs, without_costs
 from fedseal.flower.envelope import ENVELOPE, REFUSED, offer
-from fedseal.flower.limits import OUTLIER, Limits, norm_of
 from fedseal.flower.record import Recorder
 from fedseal.flower.records import Upload, in_types_of, only_arrays, read_reply, to_array, to_tensors
 from fedseal.flower.settings import number_of, run_settings
