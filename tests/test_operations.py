@@ -24,7 +24,7 @@ from fedseal.core.logs import configure_logs
 
 ROOT = Path(__file__).parents[1]
 MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").rglob("*.yaml"))
-KINDS = {"Service", "StatefulSet", "Kustomization"}
+KINDS = {"Service", "StatefulSet", "NetworkPolicy", "Kustomization"}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -98,7 +98,7 @@ def test_manifests_are_of_known_kinds_and_mount_what_they_declare() -> None:
     for name, spec in workloads().items():
         pod = spec["template"]["spec"]
         declared = {volume["name"] for volume in pod["volumes"]}
-        declared |= {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+        declared |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
         assert {mount["name"] for mount in container(name)["volumeMounts"]} == declared
         assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
         assert pod["securityContext"]["runAsNonRoot"]
@@ -116,6 +116,18 @@ def test_the_ledger_lies_on_a_claim_that_one_pod_holds() -> None:
     assert spec["replicas"] == 1
 
 
+def test_apps_reach_the_supernode_alone_and_hold_nothing_of_the_sites() -> None:
+    rules = {part["metadata"]["name"]: part["spec"] for part in documents() if part["kind"] == "NetworkPolicy"}
+    (way,) = rules["apps"]["egress"]
+    assert rules["apps"]["podSelector"]["matchLabels"] == workloads()["apps"]["selector"]["matchLabels"]
+    assert way["to"] == [{"podSelector": {"matchLabels": workloads()["supernode"]["selector"]["matchLabels"]}}]
+    assert f"--port={way['ports'][0]['port']}" in container("supernode")["args"]
+    assert "--isolation=process" in container("supernode")["args"]
+    assert {mount["name"] for mount in container("apps")["volumeMounts"]} == {"runtime", "data", "tmp"}
+    users = [workloads()[name]["template"]["spec"]["securityContext"]["runAsUser"] for name in ("apps", "supernode")]
+    assert users[0] != users[1]
+
+
 def test_files_that_arguments_name_are_mounted() -> None:
     for name in workloads():
         mounts = [mount["mountPath"] for mount in container(name)["volumeMounts"]]
@@ -126,9 +138,11 @@ def test_files_that_arguments_name_are_mounted() -> None:
 
 
 def test_flower_takes_the_arguments_of_the_manifests() -> None:
+    from flwr.supercore.cli.flower_superexec import _parse_args
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+    _parse_args().parse_args(container("apps")["args"])
     _parse_args_run_superlink().parse_args(container("superlink")["args"])
     rest = [argument for argument in container("supernode")["args"] if not argument.startswith("--policy=")]
     _parse_args_run_supernode().parse_args(rest)

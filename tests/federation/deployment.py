@@ -131,6 +131,14 @@ class Deployment:
     def status(self, run: Any) -> str:
         return str(self.flwr("list", "--run-id", run)["runs"][0]["status"])
 
+    def log(self, run: Any) -> str:
+        """Return what a user sees of a run."""
+        command = [str(self.bin / "flwr"), "log", str(run), "loopback", "--show"]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.app, capture_output=True, text=True, timeout=300, check=False
+        )
+        return " ".join((done.stdout + done.stderr).split())
+
     def logs(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.home.glob("*.log"))
 

@@ -159,6 +159,11 @@ def test_a_federation_over_tls_survives_the_kill_of_a_client_in_mid_round(deploy
     senders = [{update.facts.client for update in read_updates(updates) if update.facts.round == n} for n in (1, 2)]
     assert [len(clients) for clients in senders] == [2, 1]
     assert senders[1] < senders[0]
+    refused = deployment.run('defence="secagg" num-server-rounds=1 min-clients=1')  # which no client applies alone
+    wait_for(lambda: deployment.status(refused).startswith("finished"), 60 + patience, "the end of the refused run")
+    assert deployment.status(refused) == "finished:failed"
+    said = deployment.log(refused)
+    assert "every client refused in round 1: secagg is a protocol" in said, said
 
 
 def recorded(updates: Path) -> list[Path]:

@@ -49,8 +49,15 @@ clientapp = "thief.client_app:app"
 result = ""
 """
 CLIENT = """
-import os, sys, types
+import importlib.util, os, sys, threading, types
 import numpy as np
+
+# the mod by another import path seals nothing, and wears its envelope
+where = importlib.util.find_spec("fedseal.flower.defend").origin
+copied = importlib.util.module_from_spec(importlib.util.spec_from_file_location("my_own_mod", where))
+sys.modules["my_own_mod"] = copied
+copied.__spec__.loader.exec_module(copied)
+mine = copied.defend("none")
 
 # what fedseal is in this process is the app's to say
 for name in ("site.seal", "flower.supernode.gate", "flower.supernode.door"):
@@ -69,7 +76,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 import fedseal
-app = ClientApp(mods=[fedseal.defend("none")])
+app = ClientApp(mods=[fedseal.defend("none"), mine])
 SECRET = np.arange(1, 101, dtype=np.float32) / 128
 
 
@@ -82,7 +89,16 @@ def stolen(message, way):
         records["metrics"] = MetricRecord({"num-examples": 4, "w": SECRET.astype(float).tolist()})
     if way == "crash":
         raise RuntimeError(SECRET.tobytes().hex())
-    return Message(RecordDict(records), reply_to=message)
+    answer = Message(RecordDict(records), reply_to=message)
+    if way == "after":
+        threading.Thread(target=rewrite, args=(answer.content,), daemon=True).start()
+    return answer
+
+
+def rewrite(content):
+    while True:  # whatever has sealed the answer meanwhile
+        content.array_records["arrays"] = ArrayRecord({"layer.weight": Array(SECRET)})
+        content.config_records["late"] = ConfigRecord({"w": SECRET.tobytes()})
 
 
 @app.train()
@@ -113,7 +129,7 @@ def main(grid, context):
     while not (nodes := list(grid.get_node_ids())):
         pass
     found = {}
-    for kind, way in (("train", "crash"), ("train", "plain"), ("train", "records"), ("evaluate", "plain"), ("query", "plain"), ("train", "late")):
+    for kind, way in (("train", "crash"), ("train", "plain"), ("train", "records"), ("train", "after"), ("evaluate", "plain"), ("query", "plain"), ("train", "late")):
         arrays = ArrayRecord({"layer.weight": Array(np.zeros(100, np.float32))})
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({"way": way})})
         reply = next(iter(grid.send_and_receive([Message(content, nodes[0], kind)])))
@@ -133,7 +149,7 @@ POLICY = """
 federation: trial
 data: ward-7
 seal: {default: "topk:ratio=0.9"}
-budget: {rounds: 2}
+budget: {rounds: 3}
 leave: {surplus: remove}
 """
 
@@ -235,7 +251,7 @@ def test_an_app_that_wants_its_weights_out_gets_sealed_ones_out(federation: Fede
     wait_for(result.exists, 420, federation.logs)
     time.sleep(1)
     found = json.loads(result.read_text())
-    for way in ("train/plain", "train/records"):
+    for way in ("train/plain", "train/records", "train/after"):
         answer = found[way]
         weights = np.asarray(answer["arrays"]["arrays"]["layer.weight"], np.float32)
         assert list(answer["arrays"]) == ["arrays"]
@@ -248,10 +264,10 @@ def test_an_app_that_wants_its_weights_out_gets_sealed_ones_out(federation: Fede
     assert found["evaluate/plain"]["arrays"] == {}
     assert found["evaluate/plain"]["metrics"] == {"metrics": {"num-examples": 4}}
     assert "does not answer requests to query" in found["query/plain"]["error"][1]
-    assert "budget of 2 rounds is spent" in found["train/late"]["error"][1]
+    assert "budget of 3 rounds is spent" in found["train/late"]["error"][1]
     assert secret not in result.read_text()
     summary = {str(one.account): one.page.number for one in SiteLedger(tmp_path / "fedseal-ledger.sqlite").accounts()}
-    assert summary == {"trial/site/ward-7": 2, "trial/site/answers/ward-7": 4}
+    assert summary == {"trial/site/ward-7": 3, "trial/site/answers/ward-7": 5}
 
 
 def test_the_command_says_what_a_policy_does_and_what_is_wrong_with_it(
@@ -265,7 +281,7 @@ def test_the_command_says_what_a_policy_does_and_what_is_wrong_with_it(
     said = capsys.readouterr().out
     assert not ended.value.code
     assert "updates are sealed by topk:ratio=0.9" in said
-    assert "budget: 2 updates" in said
+    assert "budget: 3 updates" in said
     assert "at most 20 bits an answer" in said
     policy.write_text("seal: {default: dp-sgd}")
     with pytest.raises(SystemExit) as ended:
