@@ -22,7 +22,7 @@ LEVELS = (
     {"site"},
     {"watch"},
     {"claims"},
-    {"tradeoff", "updates"},
+    {"tradeoff", "updates", "inference"},
     {"audit"},
     {"training"},
     {"store", "engines", "testing"},

@@ -196,3 +196,12 @@ def test_examining_changes_nothing():
     examine(setup)
     assert all(torch.equal(before[name], value) for name, value in setup.model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_layers_that_leak_exactly_are_told_before_any_attack():
+    setup = build_setup(Scenario(data="faces:size=8", model="mlp:width=32", client={"batch_size": 3}, targets=1))
+    told = [finding.text for finding in examine(setup) if finding.topic == "exact leak"]
+    assert any("rank 3 for 3 sample(s)" in text and "`spear` takes it apart exactly" in text for text in told)
+    assert any("the samples themselves" in text for text in told)
+    smooth = build_setup(Scenario(data="faces:size=8", model="mlp:width=32,activation=sigmoid", targets=1))
+    assert not [finding for finding in examine(smooth) if finding.topic == "exact leak"]

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedseal.audit.checkups import data_notes, squashed_outputs
 from fedseal.audit.precautions import duplicates, strangers, weapon
+from fedseal.audit.preflight import exact_leaks
 from fedseal.audit.setup import Setup, Target
 from fedseal.core.attack import ATTACKS
 from fedseal.core.caveat import Caveat
@@ -112,6 +113,7 @@ def _gradients(setup: Setup) -> Iterator[Finding]:
             advice="Attacks lose what these layers would tell; a different initialisation may leak more.",
         )
     yield from _sign(setup, target)
+    yield from exact_leaks(setup, target)
 
 
 def _sign(setup: Setup, target: Target) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import numpy as np
 from fedseal.core.errors import InputError
 from fedseal.core.ranges import Count
 from fedseal.core.registry import Info
+from fedseal.core.specs import near_matches
 from fedseal.data.bundled import bundled_file
 from fedseal.data.registry import DATASETS
 from fedseal.data.table import TableDataset, as_table
@@ -29,12 +30,13 @@ _COLUMNS = (
     "census",
     Info("2,000 made-up people: 7 columns of categories, 5 of numbers, whether income is high; generated, no download"),
 )
-def census(rows: Count = 2000, seed: int = 0) -> TableDataset:
+def census(rows: Count = 2000, seed: int = 0, target: str = "income") -> TableDataset:
     """Return made-up people whose columns hang together about as those of the Adult census table do.
 
     Args:
         rows: how many.
         seed: of the draws.
+        target: the column to be learnt, of categories; `work` has ten, and little tells them.
     """
     draw = np.random.default_rng(seed)
     age = draw.gamma(6.0, 4.0, rows).clip(0, 73).round() + 17
@@ -56,7 +58,9 @@ def census(rows: Count = 2000, seed: int = 0) -> TableDataset:
         [_WORK[i] for i in job], [_ROLES[i] for i in role], [_ORIGINS[i] for i in origin],
         np.where(woman, "female", "male"), gain, hours, children, np.where(income, "high", "low"),
     )  # fmt: skip
-    return as_table("census", _COLUMNS, [[str(cell) for cell in row] for row in zip(*parts, strict=True)], "income")
+    if target not in _COLUMNS:
+        raise InputError(f"census has no column {target!r}.", hint=near_matches(target, _COLUMNS))
+    return as_table("census", _COLUMNS, [[str(cell) for cell in row] for row in zip(*parts, strict=True)], target)
 
 
 @DATASETS.register(
