@@ -44,6 +44,7 @@ GENERIC = {
     "defences.accounting": "privacy accounting, which defences and proofs share",
     "attacks.labels": "the registry of label rules",
     "attacks.shadow": "tunes any attack by its spec",
+    "attacks.spectrum": "the rank of a gradient, which exact attacks and the doctor read",
 }
 """What other packages may import of attacks and defences; everything else there is somebody's method."""
 ALLOWED = {

@@ -46,7 +46,7 @@ def test_a_batch_keeps_its_kind_through_what_is_done_with_it(words: Batch):
 
 
 def test_what_works_on_images_refuses_others_in_words(words: Batch):
-    with pytest.raises(InputError, match="works on images, and the batch holds inputs of the kind 'words'"):
+    with pytest.raises(CapabilityError, match="works on images, and the batch holds inputs of the kind 'words'"):
         line_up(words, torch.zeros(2, 1, 8, 8), words)
     pictures = Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
     with pytest.raises(InputError, match="only batches of one kind can be joined, got image, words"):

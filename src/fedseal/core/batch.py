@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedseal.core.errors import InputError
+from fedseal.core.errors import CapabilityError, InputError
 from fedseal.core.modality import IMAGE, modality
 
 
@@ -42,7 +42,10 @@ class Batch:
     def images(self) -> Tensor:
         """The inputs, for what works on images only."""
         if self.modality != IMAGE:
-            raise InputError(f"this works on images, and the batch holds inputs of the kind {self.modality!r}.")
+            raise CapabilityError(
+                f"this works on images, and the batch holds inputs of the kind {self.modality!r}.",
+                hint="Take defences of the update (`fedseal list defences`) for other data than images.",
+            )
         return self.inputs
 
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Batch:
