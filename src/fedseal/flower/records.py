@@ -10,6 +10,7 @@ from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
@@ -50,7 +51,12 @@ def to_tensors(record: Mapping[str, Array], what: str) -> dict[str, Tensor]:
 
 
 def _tensor(array: Array, what: str) -> Tensor:
-    """Read NumPy's own file format; its header is matched to the letter and never evaluated, unlike by NumPy."""
+    values = _values(array, what)
+    return torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("="), order="C"))
+
+
+def _values(array: Array, what: str) -> npt.NDArray[Any]:
+    """Look at NumPy's own file format; its header is matched to the letter and never evaluated, unlike by NumPy."""
     if array.stype != _STYPE:
         raise InputError(f"{what} is stored as {array.stype!r}, not as a NumPy array.")
     found = _NPY.match(array.data)
@@ -64,8 +70,7 @@ def _tensor(array: Array, what: str) -> Tensor:
     if math.prod(shape) * dtype.itemsize != left:
         raise InputError(f"{what} of {dtype} and shape {list(shape)} does not fit its {left} bytes.")
     order: Literal["F", "C"] = "F" if found["fortran"] == b"True" else "C"
-    values = np.frombuffer(array.data, dtype, offset=found.end()).reshape(shape, order=order)
-    return torch.from_numpy(np.array(values, dtype=dtype.newbyteorder("="), order="C"))
+    return np.frombuffer(array.data, dtype, offset=found.end()).reshape(shape, order=order)
 
 
 def to_record(tensors: Mapping[str, Tensor], like: ArrayRecord) -> ArrayRecord:
@@ -162,11 +167,11 @@ def read_reply(content: RecordDict, before: Tensors, *, learning_rate: float | N
 def _decoded(record: ArrayRecord, before: Tensors) -> dict[str, Tensor]:
     if list(record) != [PAYLOAD]:
         raise InputError("the reply announces a payload and carries something else.")
-    payload = to_tensors(record, "reply")[PAYLOAD]
-    if payload.dtype != torch.uint8 or payload.ndim != 1:
+    payload = _values(record[PAYLOAD], f"reply: array {PAYLOAD!r}")
+    if payload.dtype != np.uint8 or payload.ndim != 1:
         raise InputError("the reply's payload is not a string of bytes.")
     size = sum(tensor.numel() * tensor.element_size() for tensor in before.values())
-    decoded = decode(payload.numpy().data, limit=size)
+    decoded = decode(payload.data, limit=size)
     change = in_types_of(before, decoded)
     check_like(change, {name: before[name] for name in change if name in before}, "reply")
     return _moving(change)
