@@ -96,3 +96,8 @@ def test_bytes_that_do_not_fill_the_shape_are_refused() -> None:
     content = pickle.dumps({"a": np.zeros(5, np.float32)}, 3).replace(b"K\x05", b"K\x06")
     with pytest.raises(InputError, match="do not fill its shape"):
         read_arrays(content, "x")
+
+
+def test_a_few_bytes_cannot_ask_for_gigabytes_of_memo() -> None:
+    with pytest.raises(InputError, match=r"2,147,483,647 places in a memo"):
+        read_arrays(b"\x80\x04}r\xff\xff\xff\x7f.", "it")

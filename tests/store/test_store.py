@@ -147,6 +147,13 @@ def test_damaged_entries_are_told(run: Path, damage: str):
     assert "--out" in refusal(run, writable=False)
 
 
+def test_a_schema_that_is_no_text_is_told(run: Path):
+    with sqlite3.connect(run / "store.sqlite") as database:
+        database.execute("PRAGMA writable_schema=ON")
+        database.execute("UPDATE sqlite_master SET sql = CAST(X'435245415445205441424C45209A' AS TEXT)")
+    assert "--out" in refusal(run, writable=False)
+
+
 @pytest.mark.parametrize("plan", ["3", '["a"]', '[["audit", {}]]', f'[["audit", {10**30}]]'])
 def test_a_plan_that_makes_no_sense_is_told(run: Path, plan: str):
     with sqlite3.connect(run / "store.sqlite") as database:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from math import prod
 from typing import Any
 
@@ -83,12 +84,20 @@ def read_arrays(content: bytes, where: str) -> dict[str, Floats]:
         where: its origin, for messages.
     """
     try:
+        _check_memo(content)
         return dict(_walk(_Unpickler(io.BytesIO(content)).load(), ()))
     except _MALFORMED as error:
         raise InputError(
             f"{where} is not a plain dictionary of float arrays: {error}.",
             hint="Do not trust this file; delete it.",
         ) from error
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse a place in the memo that no file of this length can reach: the unpickler would reserve all before it."""
+    for code, argument, _ in pickletools.genops(content):
+        if code.name in {"PUT", "BINPUT", "LONG_BINPUT"} and int(argument or 0) > len(content):
+            raise ValueError(f"it asks for {argument:,} places in a memo")
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> list[tuple[str, Floats]]:

@@ -37,6 +37,8 @@ _ABANDONED = 3600.0
 """Seconds after which a file that was begun has no writer any more."""
 _CHUNK = 500
 """Keys asked for at once; SQLite takes no more than 999 in older builds."""
+_TROUBLE = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite can raise on a damaged file; its words may quote bytes of it that are no text."""
 
 
 def run_directories(place: Path) -> list[Path]:
@@ -75,7 +77,7 @@ class Store:
                 else:
                     self._db.execute("PRAGMA query_only=ON")
                 self._check_schema(writable)
-            except sqlite3.Error as error:
+            except _TROUBLE as error:
                 raise self._error(error) from error
             self._opened = opened.pop_all()
 
@@ -106,7 +108,7 @@ class Store:
                 part = keys[start : start + _CHUNK]
                 asked = ", ".join("?" * len(part))
                 rows += self._db.execute(f"SELECT key, record FROM trials WHERE key IN ({asked})", part)
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         return {key: self._parse(TrialRecord.model_validate_json, text) for key, text in rows}
 
@@ -130,7 +132,7 @@ class Store:
             if not self._has("readings"):
                 return {}
             rows = self._db.execute("SELECT key, record FROM readings").fetchall()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         return {key: self._parse(ReadingRecord.model_validate_json, text) for key, text in rows if key in wanted}
 
@@ -145,7 +147,7 @@ class Store:
             rows = self._db.execute(
                 "SELECT record FROM rounds WHERE training = ? ORDER BY round", (training,)
             ).fetchall()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         return tuple(self._parse(RoundRecord.model_validate_json, text) for (text,) in rows)
 
@@ -158,7 +160,7 @@ class Store:
         """Return all named values."""
         try:
             rows = self._db.execute("SELECT name, value FROM meta").fetchall()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         return {name: self._parse(json.loads, value) for name, value in rows}
 
@@ -179,7 +181,7 @@ class Store:
             self.set_meta({"findings": {n: [redacted_finding(f).model_dump() for f in fs] for n, fs in parsed.items()}})
             self._db.execute("VACUUM")  # what was rewritten stays in no free page, nor in the log
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         place = self.directory / _ARTEFACTS
         removed = sum(path.is_file() for path in place.rglob("*"))
@@ -198,7 +200,7 @@ class Store:
     def _all(self, table: str, kind: type[R]) -> list[tuple[str, R]]:
         try:
             rows = self._db.execute(f"SELECT key, record FROM {table}").fetchall()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
         return [(key, self._parse(kind.model_validate_json, text)) for key, text in rows]
 
@@ -239,7 +241,7 @@ class Store:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 action()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._error(error) from error
 
     def _check_schema(self, writable: bool) -> None:
@@ -273,7 +275,7 @@ class Store:
             raise storage_error(path, error) from error
         return lock
 
-    def _error(self, error: sqlite3.Error) -> StorageError:
+    def _error(self, error: Exception) -> StorageError:
         text = str(error)
         if "full" in text or "disk I/O" in text:
             return StorageError(
