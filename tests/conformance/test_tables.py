@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import fedseal
 from fedseal.core.batch import Batch
 from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import CapabilityError
@@ -59,3 +62,9 @@ def test_at_zero_strength_they_return_it_bit_for_bit(spec: str):
 def test_defences_of_pictures_refuse_tables_in_words(name: str):
     with pytest.raises(CapabilityError, match="image"):
         played(name)
+
+
+def test_federations_of_tables_train_many_clients_at_once(tmp_path: Path):
+    values = {"data": "census:rows=400", "model": "mlp:width=16", "clients": 3, "federation": {"rounds": 1}}
+    run = fedseal.train(values, defences=["topk:ratio=0.5"], out=tmp_path / "run")
+    assert [utility.defence for utility in run.utilities] == ["none", "topk:ratio=0.5"]

@@ -58,7 +58,7 @@ def can_vectorise(model: nn.Module, defence: Defence, config: RoundConfig, examp
         return False
     inputs, labels = (torch.stack([values[:1]] * 2) for values in (example.inputs, example.labels))
     try:
-        _gradients(model, config)(_weights(model), inputs, labels)
+        _gradients(model, config, example.modality)(_weights(model), inputs, labels)
     except RuntimeError:  # what `vmap` raises for an operation without a rule, or one that draws or writes
         return False
     return True
@@ -113,15 +113,15 @@ def clients_at_once(model: nn.Module, batches: Sequence[Batch]) -> int:
 
 def _train_chunk(model: nn.Module, chunk: Sequence[Assignment]) -> dict[str, Tensor]:
     """Return gradients, or weight changes, [K, ...] per parameter for K clients."""
-    config = chunk[0].config
+    config, kind = chunk[0].config, chunk[0].batches[0].modality
     start = _weights(model)
     if config.kind == "gradient":
-        return _gradients(model, config)(start, *_stacked(chunk, 0))
-    gradients = _gradients(model, config, own_weights=True)
+        return _gradients(model, config, kind)(start, *_stacked(chunk, 0))
+    gradients = _gradients(model, config, kind, own_weights=True)
     weights = {name: value.expand(len(chunk), *value.shape).clone() for name, value in start.items()}
     velocity: dict[str, Tensor] = {}
     for step in range(config.local_steps):
-        shared = _gradients(model, config)(start, *_stacked(chunk, 0)) if step == 0 else None
+        shared = _gradients(model, config, kind)(start, *_stacked(chunk, 0)) if step == 0 else None
         direction = gradients(weights, *_stacked(chunk, step)) if shared is None else shared
         sgd_step(weights, direction, velocity, config)
     return {name: value - start[name] for name, value in weights.items()}
@@ -166,7 +166,7 @@ def _stacked(chunk: Sequence[Assignment], step: int) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(
-    model: nn.Module, config: RoundConfig, *, own_weights: bool = False
+    model: nn.Module, config: RoundConfig, modality: str, *, own_weights: bool = False
 ) -> Callable[[Tensors, Tensor, Tensor], dict[str, Tensor]]:
     """Return the map from weights, shared or one per client, images [K, B, ...] and labels [K, B] to gradients."""
     loss = client_loss(config.normalisation, config.loss_reduction, config.loss)
@@ -176,7 +176,7 @@ def _gradients(
             output: Tensor = functional_call(model, dict(weights), (inputs,))
             return output
 
-        return loss(bound, Batch(images, labels))
+        return loss(bound, Batch(images, labels, modality))
 
     each: Callable[[Tensors, Tensor, Tensor], dict[str, Tensor]] = vmap(
         grad(one), in_dims=(0 if own_weights else None, 0, 0)
