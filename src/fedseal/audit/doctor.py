@@ -25,7 +25,7 @@ from fedseal.core.errors import FedsealError
 from fedseal.core.tensors import flatten
 from fedseal.defences.pipeline import Pipeline, build_defence
 from fedseal.federation.client import set_mode
-from fedseal.federation.loss import client_loss, is_class
+from fedseal.federation.loss import client_loss, is_class, training_loss
 from fedseal.models.structure import output_layer
 from fedseal.store.findings import Finding
 
@@ -149,7 +149,8 @@ def _batch_and_classes(setup: Setup) -> Iterator[Finding]:
 
 
 def _last_bias(setup: Setup) -> Iterator[Finding]:
-    if setup.scenario.attacker.labels in {"true", "unknown"}:
+    learns_inputs = training_loss(setup.scenario.loss).target == "inputs"
+    if setup.scenario.attacker.labels in {"true", "unknown"} or learns_inputs:
         return
     probe = setup.public.inputs[:2]
     layer = output_layer(setup.model, probe, setup.outputs)

@@ -39,6 +39,9 @@ class Film:
             rebuilt: its images [B, C, H, W] in the attack's own order, which is that of the frames.
             matched: the same in the order of the originals.
         """
+        if not rebuilt.is_floating_point():
+            return {}
+        rebuilt = rebuilt.float()
         same = [one for one in self._frames if target < len(one) and one.shape[1:] == rebuilt.shape]
         if len(same) < 2 or len(same) != len(self._frames):
             return {}

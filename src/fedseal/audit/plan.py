@@ -172,8 +172,9 @@ def _leave_out_unset(settings: dict[str, Any]) -> None:
     if client["partition"] is None:
         for key in ("partition", "population", "member"):
             del client[key]
-    if attacker["bn_statistics"]:
-        del attacker["bn_statistics"]
+    for key in ("bn_statistics", "lengths"):
+        if attacker[key]:
+            del attacker[key]
 
 
 def attackers(scenario: Scenario, defence: str) -> tuple[bool, ...]:

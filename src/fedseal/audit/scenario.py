@@ -75,6 +75,7 @@ class AttackerConfig(_Config):
         bn_statistics: whether it is given the statistics of the batch, where `bn_mode` has them sent.
         public_data: whether the attacker holds public data of the same kind.
         public_images: how many at most; of the part `public_fraction` sets aside.
+        lengths: whether it knows how many tokens each text has; of text only.
         aware: attack each defence by someone who does not know it, who does, or both.
         loss_reduction: what the attacker believes the client's reduction is; None for the truth.
     """
@@ -87,6 +88,7 @@ class AttackerConfig(_Config):
     bn_statistics: bool = True
     public_data: bool = True
     public_images: Count = 2000
+    lengths: bool = True
     aware: Literal["naive", "aware", "both"] = "both"
     loss_reduction: Literal["mean", "sum"] | None = None
 

@@ -23,6 +23,7 @@ from fedseal.core.devices import find_device
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import identity_of
 from fedseal.core.knowledge import Knowledge
+from fedseal.core.modality import TEXT
 from fedseal.core.observation import Observation, UpdateKind
 from fedseal.data.dataset import Dataset, split_public
 from fedseal.data.registry import DATASETS
@@ -244,6 +245,7 @@ class Setup:
             auxiliary=self.public if attacker.public_data else None,
             modality=self.private.modality,
             encoding=self.private.encoding,
+            lengths=(originals.inputs != 0).sum(1).cpu() if attacker.lengths and originals.modality == TEXT else None,
         )
         return replace(knowledge, rehearse=rehearsal_of(knowledge, self._kind(shape), train_mode=client.train_mode))
 

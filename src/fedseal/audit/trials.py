@@ -19,6 +19,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 from fedseal.core.watcher import Report, Tick
 from fedseal.defences.pipeline import build_defence
+from fedseal.federation.loss import training_loss
 from fedseal.metrics.labels import guessed_accuracy, guessed_flags
 from fedseal.modalities.measures import Case, Measures
 from fedseal.store.records import TrialRecord
@@ -127,12 +128,13 @@ class TrialRunner:
         )
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in measured.kept.items()}
         if "reconstructions" in kept:
-            kept |= film.of(index, reconstruction.images.detach().cpu().float(), kept["reconstructions"])
+            kept |= film.of(index, reconstruction.images.detach().cpu(), kept["reconstructions"])
         return Outcome(record, save(kept))
 
     def _label_chance(self, count: int) -> float | None:
         """Return what guessing labels by public frequencies gives; None where the attacker was given them."""
-        if self._setup.scenario.attacker.labels == "true":
+        learns_inputs = training_loss(self._setup.scenario.loss).target == "inputs"
+        if self._setup.scenario.attacker.labels == "true" or learns_inputs:
             return None
         labels = self._setup.public.labels.cpu()
         if labels.is_floating_point():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.encoding import Encoding
 from fedseal.core.errors import CapabilityError
-from fedseal.core.modality import IMAGE
+from fedseal.core.modality import IMAGE, TEXT
 
 if TYPE_CHECKING:
     from fedseal.core.defence import AttackerView
@@ -79,6 +79,7 @@ class Knowledge:
         altered: how an active server changed the model it sent, in words; None for an honest one.
         modality: what clients hold.
         encoding: how inputs are made of it, where that is not plain.
+        lengths: how many tokens each text has [B], marks included.
     """
 
     input_shape: tuple[int, ...]
@@ -100,6 +101,7 @@ class Knowledge:
     altered: str | None = None
     modality: str = IMAGE
     encoding: Encoding | None = None
+    lengths: Tensor | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -123,6 +125,7 @@ class Knowledge:
             "model": _describe_model(self.altered),
             f"{self.modality} shape": "x".join(map(str, self.input_shape)),
             **({} if self.encoding is None else {"encoding": self.encoding.describe()}),
+            **({} if self.modality != TEXT else {"lengths of texts": "not given" if self.lengths is None else "given"}),
             "classes": str(self.num_classes),
             "loss": self.loss,
             "loss reduction": self.loss_reduction,

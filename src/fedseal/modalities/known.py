@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fedseal.core.errors import UsageError
-from fedseal.core.modality import IMAGE, TABLE
+from fedseal.core.modality import IMAGE, TABLE, TEXT
 from fedseal.modalities.image import ImageMeasures
 from fedseal.modalities.measures import Measures
 from fedseal.modalities.table import TableMeasures
+from fedseal.modalities.text import TextMeasures
 
 
 def measures_of(modality: str) -> Measures:
@@ -15,4 +16,6 @@ def measures_of(modality: str) -> Measures:
         return ImageMeasures.load()
     if modality == TABLE:
         return TableMeasures()
+    if modality == TEXT:
+        return TextMeasures()
     raise UsageError(f"nothing is known of how inputs of the kind {modality!r} are measured.")

@@ -51,7 +51,7 @@ _HINT = "Check the model's options and code, and that it was built for data of t
 register_model = MODELS.register
 """Register a model under a name: see `Registry.register`."""
 
-_SUPPLIED = {"input_shape", "num_classes", "encoding"}
+_SUPPLIED = {"input_shape", "num_classes"}
 
 
 def complete_models() -> list[str]:

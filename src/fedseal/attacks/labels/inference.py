@@ -48,7 +48,9 @@ def inferred_or_none(observation: Observation, seed: int) -> LabelGuess:
 
 
 def check_rule(rule: str, loss: str) -> None:
-    """Refuse to infer labels where a rule does not know the loss."""
+    """Refuse to infer labels where a rule does not know the loss; a loss on the inputs themselves has none."""
+    if is_rule(rule) and training_loss(loss).target == "inputs":
+        return
     if is_rule(rule) and loss != CROSS_ENTROPY and (loss, rule) != ("bce", "identity"):
         raise CapabilityError(
             f"the label rule {rule} reads the gradient of a cross-entropy, and the clients minimise {loss}.",

@@ -12,6 +12,7 @@ from fedseal.attacks.reading import attack_parameters, input_normalisation
 from fedseal.core.batch import Batch
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
+from fedseal.core.tokeniser import Tokeniser
 from fedseal.models.structure import executed_layers
 
 _NOISE = 64
@@ -37,19 +38,27 @@ class Responses:
 
 def noise_inputs(observation: Observation, seed: int, count: int = _NOISE) -> Tensor:
     """Return model inputs [count, C, H, W] from images of uniform noise."""
-    shape = observation.knowledge.input_shape
-    return model_inputs(observation, torch.rand(count, *shape, generator=generator(seed, "label-probe")))
+    return model_inputs(observation, _noise(observation, seed, count))
 
 
 def dummy_inputs(observation: Observation, seed: int) -> Tensor:
     """Return model inputs from black, white and noise images in equal parts, the dummy data of LLG*."""
-    shape = observation.knowledge.input_shape
-    noise = torch.rand(_NOISE, *shape, generator=generator(seed, "label-probe"))
+    noise = _noise(observation, seed, _NOISE)
     return model_inputs(observation, torch.cat([torch.zeros_like(noise), torch.ones_like(noise), noise]))
 
 
+def _noise(observation: Observation, seed: int, count: int) -> Tensor:
+    """Return images of uniform noise, or texts of random tokens."""
+    known, source = observation.knowledge, generator(seed, "label-probe")
+    if isinstance(known.encoding, Tokeniser):
+        return torch.randint(1, known.encoding.size, (count, *known.input_shape), generator=source)
+    return torch.rand(count, *known.input_shape, generator=source)
+
+
 def model_inputs(observation: Observation, images: Tensor) -> Tensor:
-    """Return images [N, C, H, W] as the attacker believes they enter the model."""
+    """Return images [N, C, H, W] as the attacker believes they enter the model; ids of text as they are."""
+    if not images.is_floating_point():
+        return images
     return input_normalisation(observation)(images.to(next(iter(attack_parameters(observation).values()))))
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.knowledge import CROSS_ENTROPY
-from fedseal.federation.loss import training_loss
+from fedseal.federation.loss import compared_with, training_loss
 from fedseal.metrics.classification import class_accuracies, macro_auc
 
 CHUNK = 500
@@ -64,7 +64,8 @@ def evaluate(
     right, total = 0.0, 0.0
     answers, hits = [], []
     with torch.no_grad():
-        for images, labels in zip(torch.split(test.inputs, CHUNK), torch.split(test.labels, CHUNK), strict=True):
+        wanted = compared_with(measure, test)
+        for images, labels in zip(torch.split(test.inputs, CHUNK), torch.split(wanted, CHUNK), strict=True):
             logits = measured(normalisation(images))
             hits.append(measure.right(logits, labels))
             answers.append(logits)
@@ -73,7 +74,7 @@ def evaluate(
     for module, training in modes:
         module.training = training
     accuracy, mean = right / len(test), total / len(test)
-    if test.labels.ndim != 1 or test.labels.is_floating_point():  # several labels or values: there are no classes
+    if wanted.ndim != 1 or wanted.is_floating_point():  # several labels or values: there are no classes
         return Measured(accuracy, mean, None, ())
     logits = torch.cat(answers)
     classes = class_accuracies(torch.cat(hits).bool(), test.labels, max(2, logits[0].numel()))

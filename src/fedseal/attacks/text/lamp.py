@@ -1,0 +1,129 @@
+"""LAMP: gradient matching on embeddings, and rearrangements that a language model finds more probable.
+
+Equations: Balunovic et al. (NeurIPS 2022), Sec. 4: minimise the distance of gradients (mean of one minus the cosine,
+or TAG's) plus `norm` times (mean length of the vectors - that of the embeddings)^2; every `every` steps, after a tenth
+of them, try `proposals` rearrangements of each text (two words swapped, one moved, a span moved, a prefix put behind)
+and keep the one of least distance plus `fluency` times the loss of the language model.
+Threat model: honest but curious server that knows labels, or infers them, the lengths of the texts, and public texts.
+Departures: the language model is one of pairs of neighbours in the public texts, with the clients' own tokens, so that
+nothing is tokenised again (the authors trained a GPT-2 on the victim's vocabulary); the mean length of embeddings is
+the model's own, not 1.4; `layers` matches the first blocks only.
+Cost: a second derivative per step, a first one for each rearrangement.
+Known breaks: as of `tag`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedseal.attacks.text.matching import Match, TextProblem, norm_of
+from fedseal.attacks.text.ordering import Bigrams, rearranged
+from fedseal.attacks.text.tag import EmbeddingAttack
+from fedseal.core.attack import register_attack
+from fedseal.core.registry import Info
+
+_BURN_IN = 0.1
+_STEP, _KEPT = 50, 0.89
+"""The rate falls to that share every so many steps."""
+
+
+@register_attack(
+    "lamp",
+    Info(
+        "text by gradient matching and rearrangements that public texts make likelier",
+        paper="Balunovic et al., NeurIPS 2022",
+        threat="passive",
+        needs=("batch_size",),
+    ),
+)
+class Lamp(EmbeddingAttack):
+    """LAMP.
+
+    Args:
+        match: `cosine`, or `l1l2` for the variant with TAG's distance.
+        iterations: steps of Adam.
+        rate: of Adam at first.
+        layers: match the gradients of the first so many blocks alone; all if None.
+        starts: random starts of which the best is taken, then as many orders of it.
+        every: steps between rearrangements.
+        proposals: rearrangements tried of each text.
+        norm: weight of the vectors' length; 1 for the cosine and 25 for `l1l2` if None.
+        fluency: weight of the language model; 0.2 for the cosine and 60 for `l1l2` if None.
+    """
+
+    def __init__(
+        self,
+        match: Match = "cosine",
+        iterations: int = 2000,
+        rate: float = 0.01,
+        layers: int | None = None,
+        starts: int = 500,
+        every: int = 75,
+        proposals: int = 200,
+        norm: float | None = None,
+        fluency: float | None = None,
+    ) -> None:
+        self.match, self.iterations, self.rate, self.layers = match, iterations, rate, layers
+        self.starts, self.every, self.proposals = starts, every, proposals
+        self.norm = norm if norm is not None else (1.0 if match == "cosine" else 25.0)
+        self.fluency = fluency if fluency is not None else (0.2 if match == "cosine" else 60.0)
+
+    def start(self, problem: TextProblem, source: torch.Generator) -> Tensor:
+        """Return the best of random starts, then of its orders, at the embeddings' mean length."""
+        drawn = [problem.start(source) for _ in range(max(1, self.starts))]
+        best = min(drawn, key=lambda words: float(problem.mismatch(words, graph=False).detach()))
+        orders = [best, *(self._reordered(problem, best, source) for _ in range(self.starts))]
+        best = min(orders, key=lambda words: float(problem.mismatch(words, graph=False).detach()))
+        size = best.norm(dim=2, keepdim=True).clamp(min=1e-12)
+        return problem.framed(best / size * norm_of(problem))
+
+    def objective(self, problem: TextProblem, words: Tensor) -> Tensor:
+        """Return the distance, and how far the vectors' lengths are from words'."""
+        lengths = words.norm(dim=2)[problem.free].mean()
+        apart: Tensor = (lengths - norm_of(problem)).square()
+        return problem.mismatch(words) + self.norm * apart
+
+    def between(self, problem: TextProblem, words: Tensor, step: int, steps: int, source: torch.Generator) -> Tensor:
+        """Try rearrangements now and then."""
+        every = min(self.every, max(1, steps // 8))
+        if step < _BURN_IN * steps or step % every != 1 % every:
+            return words
+        prior = self._prior(problem)
+        best, least = words, self._score(problem, words, prior)
+        for proposal in range(1, self.proposals):
+            for text in range(len(words)):
+                places = torch.nonzero(problem.free[text]).flatten()
+                order = rearranged(len(places), proposal % 4, source)
+                tried = best.clone()
+                tried[text, places] = best[text, places[order]]
+                value = self._score(problem, tried, prior)
+                if value < least:
+                    best, least = tried, value
+        return best
+
+    def decay(self, step: int, steps: int) -> float:
+        """Return the share of the rate that is left, over as many stages as the paper's."""
+        stage = max(1, round(_STEP * steps / 2000))
+        return float(_KEPT ** (step // stage))
+
+    def _score(self, problem: TextProblem, words: Tensor, prior: Bigrams | None) -> float:
+        with torch.enable_grad():
+            value = float(problem.mismatch(words, graph=False).detach())
+        if prior is None:
+            return value
+        texts = problem.tokeniser.content(problem.read(words))
+        return value + self.fluency * sum(prior.loss(text) for text in texts) / len(texts)
+
+    def _prior(self, problem: TextProblem) -> Bigrams | None:
+        public = problem.observation.knowledge.auxiliary
+        if public is None:
+            return None
+        return Bigrams(problem.tokeniser.content(public.inputs.cpu()), problem.tokeniser.size)
+
+    def _reordered(self, problem: TextProblem, words: Tensor, source: torch.Generator) -> Tensor:
+        changed = words.clone()
+        for text in range(len(words)):
+            places = torch.nonzero(problem.free[text]).flatten()
+            changed[text, places] = words[text, places[torch.randperm(len(places), generator=source)]]
+        return changed

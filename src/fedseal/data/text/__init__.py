@@ -1,0 +1,1 @@
+"""Text: tokenisers, data sets of token ids, and where texts come from."""
