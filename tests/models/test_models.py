@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedseal.core.errors import InputError, UsageError
-from fedseal.models.registry import build_model, check_classifier, complete_models
+from fedseal.models.registry import build_model, check_classifier, complete_models, ramps
 from fedseal.models.structure import executed_layers, input_linear_layer, output_layer
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]
@@ -274,6 +274,6 @@ def test_a_users_module_that_breaks_on_import_is_named(tmp_path: Path, monkeypat
 def test_checking_leaves_the_model_in_its_mode():
     model = build("convnet:width=2").train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    check_classifier(model, (3, 32, 32), 10, "convnet")
+    check_classifier(model, ramps((3, 32, 32)), 10, "convnet")
     assert model.training
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
