@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,7 @@ from fedseal.audit.runner import open_run, run_audit
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.watcher import Task, Tick, Watcher
-from fedseal.report import progress
-from fedseal.report.progress import TerminalProgress
+from fedseal.report.progress import HEARTBEAT_SECONDS, TerminalProgress
 
 TINY = {"data": "faces:size=8", "attacks": ("ig:iterations=1",), "readings": 0}
 
@@ -88,16 +90,71 @@ def test_who_stops_keeps_every_finished_target(tmp_path: Path, monkeypatch: pyte
     assert hearing.plans == [(4, 2)]  # a target is one trial, with whomever it is attacked
 
 
-def test_a_log_shows_life_while_something_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.StringIO()
-    with TerminalProgress(Console(file=file, force_terminal=False, width=300)) as shown:
+class Log(io.StringIO):
+    """A file that can be waited upon."""
+
+    def has(self, text: str, seconds: float = 20.0) -> bool:
+        end = time.monotonic() + seconds
+        while text not in self.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+        return text in self.getvalue()
+
+
+def heartbeats() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fedseal-heartbeat"]
+
+
+def test_a_log_shows_life_while_something_runs_that_reports_nothing() -> None:
+    log = Log()
+    with TerminalProgress(Console(file=log, force_terminal=False, width=300), heartbeat=0.05) as shown:
+        assert log.has("at work for")  # before there is a plan
         shown.planned("trials", 4, 1)
+        silent, telling = Task("auto on none"), Task("ig on none")
+        shown.started(silent)
+        assert log.has("1/4 trials, auto on none, at work for")
+        shown.started(telling)
+        assert log.has("1/4 trials, auto on none and 1 more, at work for")
+        shown.finished(silent, 1)
+        shown.advanced(telling, Tick(0.5, {"psnr_db": 13.5}))
+        assert log.has("2/4 trials, 50% of ig on none, at work for")
+        shown.finished(telling, 1)
+    assert "3/4 trials, ig on none: 13.5 dB" in log.getvalue()
+    assert not heartbeats()
+    said = log.getvalue()
+    time.sleep(0.15)
+    assert log.getvalue() == said
+
+
+def test_a_log_is_told_no_more_often_than_every_half_minute() -> None:
+    log = Log()
+    with TerminalProgress(Console(file=log, force_terminal=False, width=300)) as shown:
+        shown.planned("trials", 4, 0)
         task = Task("ig on none")
         shown.started(task)
-        shown.advanced(task, Tick(0.25, {"psnr_db": 12.5}))
-        assert "25%" not in file.getvalue()  # not every step is worth a line
-        monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
-        shown.advanced(task, Tick(0.5, {"psnr_db": 13.5}))
-        shown.finished(task, 1)
-    assert "1/4 trials, 50% of ig on none: 13.5 dB" in file.getvalue()
-    assert "2/4 trials, ig on none: 13.5 dB" in file.getvalue()
+        for step in range(50):
+            shown.advanced(task, Tick(step / 50, {"psnr_db": 12.5}))
+        assert log.getvalue() == ""
+    assert HEARTBEAT_SECONDS == 30
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_terminal_has_no_ticker_and_an_error_leaves_none(failing: bool) -> None:
+    with TerminalProgress(Console(file=io.StringIO(), force_terminal=True)):
+        assert not heartbeats()
+    with contextlib.suppress(KeyboardInterrupt), TerminalProgress(Console(file=Log(), force_terminal=False)):
+        assert len(heartbeats()) == 1
+        if failing:
+            raise KeyboardInterrupt
+    assert not heartbeats()
+
+
+def test_a_log_that_nobody_reads_ends_the_ticker_quietly(recwarn: pytest.WarningsRecorder) -> None:
+    log = Log()
+    with TerminalProgress(Console(file=log, force_terminal=False), heartbeat=0.01):
+        assert log.has("at work for")
+        log.close()
+        end = time.monotonic() + 20
+        while heartbeats() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not heartbeats()
+    assert not [one for one in recwarn if "thread" in str(one.message).lower()]
