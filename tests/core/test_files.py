@@ -11,6 +11,7 @@ import pytest
 
 from fedseal.core.errors import StorageError
 from fedseal.core.files import PRIVATE, remove_temporaries, write_atomically
+from fedseal.core.places import cache_directory
 
 LIMITED = """
 import resource, signal, sys
@@ -89,6 +90,18 @@ def test_unwritable_places_are_named(tmp_path: Path, place: str):
     assert str(tmp_path / place) in str(caught.value)
     assert "--out" in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+
+
+def test_an_unwritable_cache_is_told_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cache").write_text("in the way")
+    monkeypatch.setenv("FEDSEAL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(StorageError) as caught:
+        write_atomically(cache_directory() / "prepared" / "seer" / "decoder.safetensors", b"")
+    assert str(caught.value).endswith("Choose a writable directory with FEDSEAL_CACHE.")
+    assert str(tmp_path / "cache") in str(caught.value)
+    (tmp_path / "cached").write_text("a neighbour")
+    with pytest.raises(StorageError, match="with --out"):
+        write_atomically(tmp_path / "cached" / "file", b"")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fedseal.core.errors import InputError, StorageError
+from fedseal.core.places import CACHE_VARIABLE, is_cached
 
 PathText: TypeAlias = str | os.PathLike[str]
 """A path as callers write it: text or a `Path`."""
@@ -44,7 +45,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
             f"no space left to write {path}.", hint="Free some space and run the same command again: it resumes."
         )
     reason = (error.strerror or str(error)).lower()
-    return StorageError(f"cannot write {path}: {reason}.", hint="Choose a writable directory with --out.")
+    option = CACHE_VARIABLE if is_cached(path) else "--out"
+    return StorageError(f"cannot write {path}: {reason}.", hint=f"Choose a writable directory with {option}.")
 
 
 def write_atomically(path: Path, content: bytes | str, *, mode: int = OPEN) -> None:

@@ -22,6 +22,14 @@ def cache_directory() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "fedseal"
 
 
+def is_cached(path: Path) -> bool:
+    """Return whether a path is the cache directory, or lies in it."""
+    try:
+        return path.absolute().is_relative_to(cache_directory().absolute())
+    except RuntimeError:  # a user without a home
+        return False
+
+
 def search_places(data_root: Path | None) -> list[Path]:
     """Return the directories searched for data, in order: `data_root`, FEDSEAL_DATA, the cache."""
     variable = os.environ.get(DATA_VARIABLE)
