@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -323,3 +324,12 @@ def test_what_is_no_ledger_is_refused_in_words(tmp_path: Path):
         Budget(-1.0)
     with pytest.raises(UsageError, match="client"):
         Account(client="")
+
+
+def test_a_complaint_of_sqlite_that_is_no_text_is_told(path: Path):
+    SiteLedger(path).accounts()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA writable_schema=ON")
+        db.execute("UPDATE sqlite_master SET name = CAST(X'9A' AS TEXT), sql = 'CREATE TABLE ('")
+    with pytest.raises(FedsealError, match="cannot be used"):
+        SiteLedger(path).accounts()

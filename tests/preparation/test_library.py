@@ -159,6 +159,30 @@ def test_a_damaged_file_is_refused_listed_and_pruned(tmp_path: Path, content: by
     assert int(books.get(Count(3))) == 3
 
 
+@dataclass(frozen=True)
+class Decoder(Count):
+    """A count with weights that may be no numbers."""
+
+    weights: tuple[float, ...] = ()
+
+    def save(self, trained: Tensor) -> Saved:
+        return Saved({"count": trained, "weights": torch.tensor(self.weights)})
+
+
+@pytest.mark.parametrize("weight", [0.5, float("nan"), float("inf"), float("-inf")])
+def test_a_decoder_whose_weights_are_no_numbers_is_refused(tmp_path: Path, weight: float) -> None:
+    books, decoder = Library(tmp_path), Decoder(3, (1.0, weight))
+    books.get(decoder)
+    if weight == 0.5:
+        assert books.find(decoder) is not None
+        return
+    with pytest.raises(InputError, match=r"tensor 'weights' holds 1 value.*NaN or infinite") as caught:
+        books.find(decoder)
+    assert str(books.path(decoder)) in str(caught.value)
+    assert "--prune" in str(caught.value)
+    assert [item.state for item in items(tmp_path)] == ["damaged"]
+
+
 def test_a_file_under_anothers_name_is_not_taken_for_it(tmp_path: Path) -> None:
     books = Library(tmp_path)
     books.get(Count(3))

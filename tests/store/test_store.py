@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -147,11 +148,14 @@ def test_damaged_entries_are_told(run: Path, damage: str):
     assert "--out" in refusal(run, writable=False)
 
 
-def test_a_schema_that_is_no_text_is_told(run: Path):
-    with sqlite3.connect(run / "store.sqlite") as database:
+def test_a_complaint_of_sqlite_that_is_no_text_is_told(run: Path):
+    with contextlib.closing(sqlite3.connect(run / "store.sqlite", isolation_level=None)) as database:
         database.execute("PRAGMA writable_schema=ON")
-        database.execute("UPDATE sqlite_master SET sql = CAST(X'435245415445205441424C45209A' AS TEXT)")
-    assert "--out" in refusal(run, writable=False)
+        database.execute("UPDATE sqlite_master SET name = CAST(X'9A' AS TEXT), sql = 'CREATE TABLE ('")
+    with contextlib.closing(sqlite3.connect(run / "store.sqlite")) as database, pytest.raises(UnicodeDecodeError):
+        database.execute("SELECT * FROM meta")  # what SQLite quotes of the file is not even an error of its own
+    for writable in (False, True):
+        assert "--out" in refusal(run, writable=writable)
 
 
 @pytest.mark.parametrize("plan", ["3", '["a"]', '[["audit", {}]]', f'[["audit", {10**30}]]'])

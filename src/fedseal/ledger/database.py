@@ -67,7 +67,7 @@ class LedgerFile:
                 if not self._laid_out:
                     self._lay_out(db)
                 yield db
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # of a damaged file SQLite may quote what is no text
             raise StorageError(
                 f"the ledger {self.path} cannot be used: {error}.", hint="Check its disk; nothing is sent without it."
             ) from error

@@ -19,6 +19,7 @@ from fedseal.federation.tensor_file import read_tensors
 
 _KEY = "fedseal.prepared"
 _FORMAT = 1
+_WAY_OUT = "Delete it, or run `fedseal prepare --prune`."
 SUFFIX, UNFINISHED = ".safetensors", ".unfinished.safetensors"
 
 
@@ -59,13 +60,14 @@ def read(path: Path) -> tuple[Header, Saved]:
         if found["format"] != _FORMAT:
             raise ValueError(f"format {found['format']!r}")
         header = Header(**found["header"])
-        check_finite({n: t for n, t in held.tensors.items() if t.is_floating_point()}, f"prepared file {path}")
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in (header.seconds, header.done, header.size)):
             raise ValueError("its figures are none")
         if not isinstance(header.identity, str) or not isinstance(found["values"], dict):
             raise ValueError("not the header of a prepared file")
-        return header, Saved(held.tensors, found["values"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not something that was prepared: {error}.", hint="Delete it, or run `fedseal prepare --prune`."
-        ) from error
+        raise InputError(f"{path} is not something that was prepared: {error}.", hint=_WAY_OUT) from error
+    try:
+        check_finite({n: t for n, t in held.tensors.items() if t.is_floating_point()}, f"prepared file {path}")
+    except InputError as error:
+        raise InputError(error.message, hint=_WAY_OUT) from error
+    return header, Saved(held.tensors, found["values"])
