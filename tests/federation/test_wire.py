@@ -269,6 +269,16 @@ LIES = {
     "huge zeros": payload(row(tag=RICE, shape=(2**40,), size=2), body=b"\x00\x00"),
     "huge by product": payload(row(tag=RICE, shape=(2**20, 2**20, 2**20), size=2), body=b"\x00\x00"),
     "huge in sum": payload(*(row(b"%d" % i, tag=RICE, shape=(2**29,), size=2) for i in range(3)), body=b"\0" * 6),
+    **{
+        f"a few bytes for gigabytes within the limit, {way}": payload(row(tag=tag, shape=(10**9,), size=6), body=body)
+        for way, tag, body in (
+            ("dense", 0, b"\0" * 6),
+            ("bitmap", BITMAP, b"\x01" + ONE + b"\x01"),
+            ("gaps", VARINT, b"\x01" + ONE + b"\x81"),
+            ("absent", ABSENT, b"\x01\x00" + ONE),
+            ("grid", GRID, b"\x02" + ONE + b"\x03"),
+        )
+    },
     "no count": payload(row(tag=BITMAP, shape=(8,), size=0), body=b""),
     "count beyond the tensor": payload(row(tag=BITMAP, shape=(8,), size=6), body=b"\x09" + ONE + b"\xff"),
     "bitmap of another count": payload(row(tag=BITMAP, shape=(8,), size=6), body=b"\x01" + ONE + b"\x03"),

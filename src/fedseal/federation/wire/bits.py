@@ -170,10 +170,10 @@ def rice_unpack(data: memoryview, count: int, parameter: int) -> Numbers:
     require(parameter <= 32, "gaps have an impossible parameter")
     split = packed_size(count, parameter)
     require(split <= len(data), "gaps are cut off")
-    low = unpack(data[:split], count, parameter)
     ends = np.flatnonzero(np.unpackbits(np.frombuffer(data[split:], np.uint8), bitorder="little"))
     used = int(ends[-1]) // 8 + 1 if ends.size else 0
     require(ends.size == count and used == len(data) - split, "gaps do not fit their number")
+    low = unpack(data[:split], count, parameter)  # only now is it known that there are so many
     quotients = np.diff(ends, prepend=-1).astype(np.uint64) - np.uint64(1)
     return (quotients << np.uint64(parameter)) | low
 
