@@ -191,6 +191,16 @@ def test_a_hard_setting_is_no_safety(digits: str, tmp_path: Path, why: str, keys
     assert found["none"] not in {State.LOW, None}, why
 
 
+def test_few_of_many_read_by_a_server_that_changes_the_model_are_a_leak(digits: str, tmp_path: Path):
+    """CAH with 8 rows on batches of 64: most images stay unread, and their mean once said low."""
+    keys = {"attacks": ("cah:rows=8",), "client": {"batch_size": 64}, "readings": 0}
+    run = audited(tmp_path, digits, model="mlp:width=16", defences=("none",), **keys)
+    (row,) = run.verdict().rows
+    assert row.state is State.LEAK
+    read = [score > 20 for record in run.records for score in record.psnr]
+    assert 0 < sum(read) < len(read) / 4  # as few as it takes for the question to be one
+
+
 def test_blank_and_doubled_images_do_not_hide_the_others(digits: str, tmp_path: Path):
     from fedseal.data.registry import DATASETS
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,18 @@ def test_a_writer_that_failed_to_open_leaves_no_lock(run: Path):
     (run / "store.sqlite").write_bytes(whole)
     with Store(run, writable=True) as store:
         assert set(store.load(["a"])) == {"a"}
+
+
+def test_who_writes_next_collects_what_killed_writers_left(run: Path):
+    picture, report, young = (run / name for name in ("artefacts/ab/.a.12.tmp", ".report.html.34.tmp", ".new.56.tmp"))
+    picture.parent.mkdir(parents=True)
+    for path in (picture, report, young):
+        path.write_bytes(b"half")
+    os.utime(report, (time.time() - 7200,) * 2)
+    with Store(run, writable=False):
+        assert picture.exists()  # readers change nothing
+    with Store(run, writable=True):
+        assert [path.exists() for path in (picture, report, young)] == [False, False, True]
 
 
 @pytest.mark.parametrize("place", ["nowhere", "file"])
