@@ -44,6 +44,13 @@ def refused(text: str) -> str:
         ("seed: 99999999999999999999\n", ("seed",)),
         ("model: {width: 3}\n", ("model", "`name`")),
         ("model: {name: lenet, options: {a: 1}}\n", ("model", "single values")),
+        (
+            "name: my audit\n",
+            (
+                "line 1",
+                "key 'name' cannot be 'my audit': a name is made of letters",
+            ),
+        ),
         ("- data\n", ("does not hold a mapping",)),
         ("1: faces\n", ("'1'",)),
         ("? [a, b]\n: 1\n", ("line 1",)),

@@ -198,7 +198,8 @@ def _problem(found: Any, model: type[BaseModel], source: str, node: yaml.Node | 
 
 
 def _sentence(message: str) -> str:
-    return message[0].lower() + message[1:].removeprefix("alue error, ") if message else message
+    text = message.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
 
 
 def _known_keys(model: type[BaseModel], path: list[Any]) -> Iterator[str]:
