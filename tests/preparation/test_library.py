@@ -224,6 +224,7 @@ def test_what_a_defence_prepares_is_found_by_the_audit(tmp_path: Path, monkeypat
     done = prepare(scenario)
     assert [one.found for one in done] == [False, False]  # one client in each target
     before = {item.path for item in items(tmp_path / "prepared")}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in before} == {0o600}  # made of private images
     setup = build_setup(scenario)
     for target in range(2):
         setup.observe(build_defence(spec), target, name=spec)
