@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -170,6 +171,25 @@ class Telling(Watcher):
     def started(self, task): print("ran", task.title)
 run_audit([load_scenario(Path("scenario.yaml"))], Path("run"), watcher=Telling())
 """
+
+
+def test_a_model_of_ones_own_counts_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def named(net: str, wiring: str) -> list[str]:
+        (tmp_path / "my_net.py").write_text(net)
+        (tmp_path / "wiring.py").write_text(wiring)
+        for module in ("my_net", "wiring"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+        return keys(model="my_net:Net", data="digits:size=8")
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    straight, bent = "def bend(x):\n    return x\n", "def bend(x):\n    return x.sin()\n"
+    first = named(NET, straight)
+    assert named(NET, bent) != first  # the same weights, another model
+    assert named(NET.replace("self.layer(x", "2 * self.layer(x"), straight) != first
+    assert named("# tidied\n" + NET, straight) == first
 
 
 @pytest.fixture
