@@ -120,6 +120,12 @@ def test_labels_persons_and_the_worst_victim_are_told(run: Run) -> None:
     assert noisy.labels == "not shown to beat a guess (25 % read, a guess 30 %)"
 
 
+def test_an_image_that_came_back_among_too_few_is_not_called_unrecognised(make_run: MakeRun) -> None:
+    run = make_run(targets=1)
+    for line in decide(run, run.verdict()).exposures[0].lines:
+        assert line.images == "too few to tell"
+
+
 def test_what_is_not_shown_is_never_recommended(run: Run) -> None:
     decision = decide(run, run.verdict())
     assert decision.advice.defence is None

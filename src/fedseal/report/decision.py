@@ -229,7 +229,10 @@ def _line(run: Run, finding: Finding, kept: dict[str, Utility]) -> Line:
 
 def _images(cells: Sequence[Cell]) -> str:
     levels = [level for cell in cells for decider, level in cell.leaks if decider == "found"]
-    return RECOGNISED[max(levels)] if levels else "not recognised by the attacks tried"
+    if levels:
+        return RECOGNISED[max(levels)]
+    few = any(cell.state is State.TOO_FEW for cell in cells)
+    return "too few to tell" if few else "not recognised by the attacks tried"
 
 
 def _persons(cells: Sequence[Cell]) -> str:
