@@ -251,6 +251,7 @@ class TestInABrowser:
         page.wait_for_selector(".player button")
         until(page, "[...document.images].every(image => image.complete && image.naturalWidth)")
         assert EVIL in page.inner_text("main")
+        assert "null" not in page.inner_text("main")
         assert look.clipped(page) == []
         assert look.serious(page, axe) == []
         page.goto(f"http://127.0.0.1:{viewer.port}/#/nowhere/else")
@@ -322,6 +323,7 @@ class TestInABrowser:
                 assert 0 < seen <= page.locator("#trials a").count()
                 page.locator("#trials a", has_text="no defence").last.click()
                 page.wait_for_selector(".victim img")
+                assert "null" not in page.inner_text("main")  # what a trial has none of is left out
                 until(page, "[...document.images].every(image => image.complete && image.naturalWidth)")
             finally:
                 audit.kill()

@@ -20,6 +20,13 @@ function make(tag, options = {}, ...children) {
   return element;
 }
 
+function show(...children) {
+  main.replaceChildren(...children.filter((child) => child !== null));
+}
+
+// Lets a long spec end its line behind its own signs, not within a word.
+const breakable = (text) => text.split(/(?<=[:+,=])(?=\S)/).flatMap((part, index) => (index ? [make("wbr"), part] : [part]));
+
 class Left extends Error {}
 
 // Reads for the view that is asked for now; what comes back after the reader has moved on is dropped.
@@ -160,7 +167,7 @@ async function showRun(id) {
         head("Trial", "Attack", "Attacker", "Likeness, dB", "Labels read", "Status"), make("tbody", { id: "trials" })));
   }
   shown = { view, stamp, run };
-  document.getElementById("headline").textContent = run.headline;
+  document.getElementById("headline").replaceChildren(...breakable(run.headline));
   document.getElementById("lede").textContent = run.advice;
   document.getElementById("how-far").replaceChildren(badge(run.standing), " ", progress(run), run.live ? make("span", { class: "live", text: " running" }) : "");
   document.getElementById("tested").replaceChildren(...run.tested.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value.replaceAll("`", "") })]));
@@ -189,9 +196,9 @@ async function showTrial(id, key) {
   document.title = `${trial.attack} on ${defence(trial.defence)} · fedseal`;
   state.textContent = `target ${trial.target}`;
   const facts = Object.entries(trial.knowledge || {}).flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value.replaceAll("`", "") })]);
-  main.replaceChildren(
+  show(
     make("p", { class: "crumbs" }, make("a", { href: "#/", text: "All runs" }), " / ", make("a", { href: `#/run/${id}`, text: "Run" })),
-    make("h1", { text: `${trial.attack} on ${defence(trial.defence)}, target ${trial.target}` }),
+    make("h1", {}, ...breakable(`${trial.attack} on ${defence(trial.defence)}, target ${trial.target}`)),
     make("p", { class: "lede", text: trial.status === "ok" ? `${number(trial.mean)} dB likeness, ${trial.seconds} s, by an attacker who ${trial.aware ? "knows" : "does not know"} the defence.` : `${trial.status}: ${trial.message}` }),
     trial.images ? make("div", { class: "victims" }, ...Array.from({ length: trial.images }, (_, index) => victim(id, key, trial, index))) :
       make("p", { class: "unread", text: trial.status === "ok" ? "No images are kept of this trial." : "" }),
