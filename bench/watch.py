@@ -1,7 +1,7 @@
 """What the monitor costs as configured by default: readings as a share of the time of rounds, and of one reading.
 
-    python bench/watch.py --model lenet-relu --rounds 20
-    python bench/watch.py --model resnet18
+    python bench/watch.py --model lenet-relu
+    python bench/watch.py --model resnet18 --steps 20 --batch-size 16
 
 A client trains by Flower's message API under `defend` and `monitor`, round after round. The first reading is made
 at once and paid off by later rounds: before the tenth, the share is larger than what one reading in ten rounds is.
@@ -31,8 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="lenet-relu")
     parser.add_argument("--size", type=int, default=28, help="pixels of a side")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=50, help="local steps, as bench/federation.py has them")
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=10, help="the monitor's default reads once in ten")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from markdown_it import MarkdownIt
 
@@ -177,8 +178,10 @@ class Reader:
     def _server(self, block: Block, code: str, words: str) -> Iterator[subprocess.Popen[str]]:
         """Run what goes on until somebody ends it: wait until it says `words`, and press Ctrl-C in the end."""
         script = f". {shlex.quote(str(self._state))}\nexport PYTHONUNBUFFERED=1\n{code}"
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with subprocess.Popen(["bash", "-c", script], text=True, start_new_session=True, **pipes) as serving:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # who runs us may ignore it
+        command = ["bash", "-c", script]
+        with subprocess.Popen(command, text=True, start_new_session=True, preexec_fn=heeding, **pipes) as serving:
             assert serving.stdout is not None
             said: list[str] = []
             while (line := serving.stdout.readline()) and words not in line:
