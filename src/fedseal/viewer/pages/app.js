@@ -115,7 +115,7 @@ function runLine(line) {
     make("th", { scope: "row" }, make("a", { href: `#/run/${line.id}`, id: `run-${line.id}`, text: line.name })),
     cell("Verdict", badge(line.standing)),
     cell("Trials", make("span", {}, progress(line), line.live ? make("span", { class: "live", text: " running" }) : "")),
-    cell("Begun", when(line.started)), cell("Says", line.headline));
+    cell("Begun", when(line.started)), cell("Says", ...breakable(line.headline)));
 }
 
 function updateCompare() {
