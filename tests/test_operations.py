@@ -81,13 +81,14 @@ def test_every_step_of_the_image_runs_from_the_packages(tmp_path: Path) -> None:
     extra = (
         {} if "PIP_EXTRA_INDEX_URL" in os.environ else {"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}
     )
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # pip takes it for installed
     for name, arguments in instructions():
         if name != "RUN":
             continue
         step = in_a_tree(arguments, tmp_path)
-        done = subprocess.run(
-            ["sh", "-ec", step], cwd=ROOT, env={**os.environ, **extra}, capture_output=True, text=True
-        )
+        done = subprocess.run(["sh", "-ec", step], cwd=ROOT, env={**inherited, **extra}, capture_output=True, text=True)
         assert done.returncode == 0, f"{step}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     shown = subprocess.run([tmp_path / "opt/fedseal/bin/fedseal", "list", "defences"], capture_output=True, text=True)
     assert "dp-sgd" in shown.stdout

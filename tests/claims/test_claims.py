@@ -25,7 +25,7 @@ from fedseal.claims.variants import LayerNoise, PruneBy, Visible
 from fedseal.cli import main
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import RoundContext
-from fedseal.core.errors import FedsealError, InputError, StorageError, UsageError
+from fedseal.core.errors import InputError, StorageError, UsageError
 from fedseal.core.seeds import generator
 from fedseal.defences.pipeline import build_defence
 from fedseal.report.claims import (
@@ -375,8 +375,3 @@ def test_the_command_prints_runs_shows_and_writes(
     assert "54 claims: 53 not run, 1 undecided." in fedseal()
     assert "stands: undecided: needs GRNN" in fedseal("show", "a2")
     assert "wrote pages/claims.md" in fedseal("write", "pages")
-
-
-def test_refusals_of_the_command_are_one_sentence(tmp_path: Path):
-    with pytest.raises(FedsealError, match="no claim"):
-        find_claims(["Z1"])

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedseal.audit.factors import scenarios_of
 from fedseal.audit.run import Run
-from fedseal.audit.runner import run_audit
 from fedseal.claims.claim import Check
 from fedseal.claims.measures import MEASURES
 from fedseal.claims.place import Place
@@ -82,17 +80,7 @@ _LOWER_IS_MORE = {"mse", "lpips"}
 
 def _audited(check: Check, values: dict[str, Any], place: Place) -> Evidence:
     values, names = _with_names(values, ("attacks", "defences"))
-    scenarios = scenarios_of(values, command="claims run")
-    run = run_audit(
-        scenarios,
-        place.directory,
-        data_root=place.data_root,
-        workers=place.workers,
-        engine=place.engine,
-        address=place.address,
-        command="fedseal claims run",
-        watcher=place.watcher,
-    )
+    run = place.audit(values)
     broken = [record for record in run.records if record.status != "ok"]
     problems = tuple(dict.fromkeys(f"{one.attack} under {one.defence}: {one.message}" for one in broken))
     if len(run.records) < run.planned:

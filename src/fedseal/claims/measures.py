@@ -11,8 +11,6 @@ import torch
 from scipy import stats
 from torch.func import functional_call, grad
 
-from fedseal.audit.factors import scenarios_of
-from fedseal.audit.runner import run_audit
 from fedseal.claims.place import Place
 from fedseal.claims.samples import Sample
 from fedseal.core.seeds import generator
@@ -111,16 +109,7 @@ def distance_and_quality(place: Place, *, audit: dict[str, Any]) -> Iterator[Sam
 
     One rank correlation per weight seed, over all its trials.
     """
-    run = run_audit(
-        scenarios_of(audit, command="claims run"),
-        place.directory,
-        data_root=place.data_root,
-        workers=place.workers,
-        engine=place.engine,
-        address=place.address,
-        command="fedseal claims run",
-        watcher=place.watcher,
-    )
+    run = place.audit(audit)
     pairs: dict[int, list[tuple[float, float]]] = {}
     for record in run.records:
         distance = record.cost.get("gradient_distance")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fedseal.audit.runner import EngineName
+from fedseal.audit.factors import scenarios_of
+from fedseal.audit.run import Run
+from fedseal.audit.runner import EngineName, run_audit
 from fedseal.core.watcher import Watcher
 
 
@@ -25,3 +28,16 @@ class Place:
     engine: EngineName = "local"
     address: str | None = None
     watcher: Watcher | None = None
+
+    def audit(self, values: dict[str, Any]) -> Run:
+        """Run what is left of an audit, given as plain values, in this directory."""
+        return run_audit(
+            scenarios_of(values, command="claims run"),
+            self.directory,
+            data_root=self.data_root,
+            workers=self.workers,
+            engine=self.engine,
+            address=self.address,
+            command="fedseal claims run",
+            watcher=self.watcher,
+        )

@@ -87,13 +87,12 @@ TOKENS = Scale(
     victim_margin=5.0,
     oracle_margin=15.0,
     failed=10.0,
-    attainable=("frequent", "class_frequent", "retrieved"),
+    attainable=("frequent", "class_frequent"),
     fallback="frequent",
     guesses=MappingProxyType(
         {
             "frequent": "the most frequent public words, as many as the text has: the same for every text",
             "class_frequent": "the most frequent words of public texts with the same label",
-            "retrieved": "the public text whose own update is most like the one received",
             "nearest": "the public text that shares most words with the original, chosen by looking at it",
         }
     ),
