@@ -20,6 +20,8 @@ from fedseal.information.upload import Upload, UploadMap
 
 _TINY = 1e-30
 _LANE_BYTES = 1 << 28
+_SMALL = 1_000_000
+"""Entries of an upload up to which a second derivative is quicker than the forward mode."""
 
 
 class LinearUpload:
@@ -56,6 +58,7 @@ class LinearUpload:
         self.sigma = (own + rounding + extra_variance).sqrt().clamp(min=_TINY)
         self._back: Callable[[Tensor], tuple[Tensor]] | None = None
         self._forward_works: bool | None = None
+        self._along: Callable[[Tensor], tuple[Tensor]] | None = None
 
     def add_noise(self, factor: float) -> None:
         """Raise the variance of the noise by a factor, in every entry."""
@@ -78,19 +81,26 @@ class LinearUpload:
     def transposed(self, y: Tensor) -> Tensor:
         """Return B' y for a block of vectors [K, N], [K, D]."""
         with _once("differentiated in reverse"):
-            if self._back is None:
-                self._back = vjp(self._flat, self.map.point)[1]
-            pulled: Tensor = vmap(self._back, chunk_size=self._lanes)((y / self.sigma.to(y)).to(self.map.point))[0]
+            pulled: Tensor = vmap(self._pull, chunk_size=self._lanes)((y / self.sigma.to(y)).to(self.map.point))[0]
         return self.root(pulled.to(y))
 
     def slopes(self, directions: Tensor) -> Tensor:
-        """Return J u for directions u of the unknowns, [K, D] to [K, N], in forward mode where the model has it."""
+        """Return J u for directions u of the unknowns, [K, D] to [K, N].
+
+        Of a large model in forward mode, where it has one: a second derivative takes several times as long there. Of a
+        small one as the derivative of v -> J'v, which is linear: its graph is made once, and nothing has to be loaded
+        and compiled first, as for the forward mode, which would take longer than a small reading.
+        """
         directions = directions.to(self.map.point)
-        if self._forward_works is None:
-            self._forward_works = self._try_forward(directions[:1])
-        along = self._forward if self._forward_works else self._twice_backward
         with _once("differentiated twice"):
-            result: Tensor = vmap(along, chunk_size=self._lanes)(directions)
+            if self._forward_works is None:
+                self._forward_works = self.entries > _SMALL and self._try_forward(directions[:1])
+            if self._forward_works:
+                return vmap(self._forward, chunk_size=self._lanes)(directions)
+            if self._along is None:
+                zeros = torch.zeros(self.entries, dtype=self.map.point.dtype, device=self.map.point.device)
+                self._along = vjp(lambda v: self._pull(v)[0], zeros)[1]
+            result: Tensor = vmap(self._along, chunk_size=self._lanes)(directions)[0]
         return result
 
     @property
@@ -101,15 +111,15 @@ class LinearUpload:
     def _flat(self, point: Tensor) -> Tensor:
         return flatten(self.map(point))
 
+    @property
+    def _pull(self) -> Callable[[Tensor], tuple[Tensor]]:
+        """The way back, v -> J'v."""
+        if self._back is None:
+            self._back = vjp(self._flat, self.map.point)[1]
+        return self._back
+
     def _forward(self, direction: Tensor) -> Tensor:
         slope: Tensor = jvp(self._flat, (self.map.point,), (direction,))[1]
-        return slope
-
-    def _twice_backward(self, direction: Tensor) -> Tensor:
-        """Return J u as the derivative of v -> J'v . u, for operations without a forward mode."""
-        back = vjp(self._flat, self.map.point)[1]
-        zeros = torch.zeros(self.entries, dtype=direction.dtype, device=direction.device)
-        slope: Tensor = vjp(lambda v: back(v)[0], zeros)[1](direction)[0]
         return slope
 
     def _try_forward(self, directions: Tensor) -> bool:

@@ -54,7 +54,7 @@ _SMALL, _LARGE = (
 _OPEN_DB = 3.0
 """Where a reading leaves more than this open, finding nothing says nothing."""
 _MANY_LABELS = 64
-_PUBLIC = 512
+_PUBLIC = 256
 _PRIORS: dict[int, tuple[Batch, ImagePrior]] = {}
 """By identity; the images are kept beside, so that no others can take their place."""
 
