@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedseal.attacks.auto.members import MEMBERS, SEARCHES, family_of
-from fedseal.attacks.auto.race import Member, Trust, attempt, naive
+from fedseal.attacks.auto.race import Member, Record, Trust, attempt, naive, trusts
 from fedseal.attacks.auto.spending import iterations_for
 from fedseal.attacks.shadow.ranges import RANGES, tunable
 from fedseal.attacks.shadow.study import tune, tuned_specs
@@ -162,12 +162,35 @@ def test_who_ignores_the_defence_forgets_its_view_and_its_rehearsal():
     assert forgotten.rehearse.identity != observation.knowledge.rehearse.identity
 
 
+def trusted(**members: tuple[list[float], list[float]]) -> dict[str, Trust]:
+    judged = {Member(name, True): Record.of(*pair) for name, pair in members.items()}
+    return {member.spec: trust for member, trust in trusts(judged).items()}
+
+
 def test_a_better_explanation_is_never_expected_to_be_worse():
-    trust = Trust.of([1e-1, 1e-2, 1e-3], [10.0, 20.0, 30.0])
+    steady = ([0.1, 0.1, 0.1], [12.0, 12.0, 12.0])
+    trust = trusted(search=([1e-1, 1e-2, 1e-3], [10.0, 20.0, 30.0]), steady=steady)["search"]
     assert trust.expects(1e-4) > trust.expects(1e-2) > trust.expects(1.0)
     assert trust.expects(1e-2) == pytest.approx(20.0)
-    misled = Trust.of([0.3, 0.2, 0.1], [14.0, 13.0, 12.0])  # as where noise is fitted
+    misled = trusted(fitted=([0.3, 0.2, 0.1], [14.0, 13.0, 12.0]), steady=steady)["fitted"]  # as where noise is fitted
     assert misled.expects(0.01) == misled.expects(0.5) == pytest.approx(13.0)
+
+
+def test_a_target_hard_to_explain_for_all_does_not_change_who_is_trusted():
+    """Measured on ViT-tiny: `learned` is better on every shadow, and varied more with how hard they are."""
+    trust = trusted(
+        learned=([0.003, 0.001, 0.004, 0.004], [13.9, 18.5, 13.9, 13.0]),
+        retrieval=([0.003, 0.004, 0.003, 0.007], [13.5, 14.8, 12.4, 11.8]),
+    )
+    for hard in (0.001, 0.01, 0.1):
+        assert trust["learned"].expects(1.4 * hard) > trust["retrieval"].expects(hard)
+    assert trust["learned"].expects(0.1) < trust["retrieval"].expects(1e-4)
+
+
+def test_with_one_member_or_one_shadow_there_is_nothing_to_learn_a_slope_from():
+    assert trusted() == {}
+    assert trusted(only=([0.1, 0.01], [10.0, 20.0]))["only"].slope == 0
+    assert trusted(one=([0.1], [10.0]), other=([0.01], [20.0]))["one"].slope == 0
 
 
 def test_a_time_is_turned_into_iterations_without_a_clock():

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeAlias
 from torch import Tensor
 
 from fedseal.attacks.auto.members import CLOSED, SEARCHES, family_of
-from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race
+from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race, trusts
 from fedseal.attacks.auto.spending import iterations_for, parse_budget
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.learned.library import Lesson, learned
@@ -149,8 +149,8 @@ class _Experience(Lesson[dict[Member, Trust]]):
     def fit(self, report: Report, unfinished: Unfinished) -> dict[Member, Trust]:
         shadows = play_shadows(self._observation, *self._parted, _SEED)
         judged = {member: judge(member, shadows, self._spent) for member in _closed(self._observation)}
-        trust = {member: one for member, one in judged.items() if one is not None}
-        return trust | race(shadows, self._searches, self._spent.iterations or 1, self._spent.restarts)
+        sound = {member: record for member, record in judged.items() if record is not None}
+        return trusts(sound | race(shadows, self._searches, self._spent.iterations or 1, self._spent.restarts))
 
     def save(self, trained: dict[Member, Trust]) -> Saved:
         return Saved({}, {"trust": [[asdict(member), asdict(one)] for member, one in trained.items()]})

@@ -30,6 +30,8 @@ _PAIR = 2
 """Shadows of the first heat."""
 _STEEPEST = 20.0
 """Decibels a tenfold better explanation may be worth, at most: as much as an exact solution's error shrinks by."""
+_DOUBT = 0.1
+"""Added to the sum of squares a slope is estimated from, so that a few close points do not decide it."""
 _LEAST = 1e-12
 
 
@@ -45,8 +47,26 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Record:
+    """What a member came to on the shadows, one after the other.
+
+    Attributes:
+        mismatches: log10 of how badly its answers explained the shadows' updates.
+        scores: PSNR in dB.
+    """
+
+    mismatches: tuple[float, ...]
+    scores: tuple[float, ...]
+
+    @classmethod
+    def of(cls, mismatches: Sequence[float], scores: Sequence[float]) -> Record:
+        """Keep mismatches on a logarithmic scale."""
+        return cls(tuple(_log(value) for value in mismatches), tuple(scores))
+
+
+@dataclass(frozen=True)
 class Trust:
-    """What to expect of a member's answers: a line through (log10 mismatch, PSNR) of its answers to shadows.
+    """What to expect of a member's answers: a line in (log10 mismatch, PSNR) through their mean on shadows.
 
     Attributes:
         mismatch: mean log10 of how badly its answers explained the shadows' updates.
@@ -58,18 +78,39 @@ class Trust:
     quality: float
     slope: float
 
-    @classmethod
-    def of(cls, mismatches: Sequence[float], scores: Sequence[float]) -> Trust:
-        """Fit the line by least squares; one extra point at the mean keeps a few close points from deciding it."""
-        logs = [math.log10(max(value, _LEAST)) for value in mismatches]
-        centre, quality = fmean(logs), fmean(scores)
-        spread = sum((x - centre) ** 2 for x in logs) + 0.1
-        slope = sum((x - centre) * (y - quality) for x, y in zip(logs, scores, strict=True)) / spread
-        return cls(centre, quality, min(0.0, max(-_STEEPEST, slope)))
-
     def expects(self, mismatch: float) -> float:
         """Return the PSNR in dB to expect of an answer with this mismatch."""
-        return self.quality + self.slope * (math.log10(max(mismatch, _LEAST)) - self.mismatch)
+        return self.quality + self.slope * (_log(mismatch) - self.mismatch)
+
+
+def trusts(records: Mapping[Member, Record]) -> dict[Member, Trust]:
+    """Return what to expect of each member, all judged on the same shadows.
+
+    Some updates are hard to explain for everybody, which says nothing of who explains them best. So the slope is that
+    of an analysis of variance with an effect for each member and for each shadow (Scheffe 1959), one for all members:
+    when their answers to one target are compared, what is peculiar to the target falls out. A slope of each member's
+    own does not have that: the one which varied least on a few shadows then looks best on every hard target.
+    """
+    across = _peculiar([record.mismatches for record in records.values()])
+    along = _peculiar([record.scores for record in records.values()])
+    together = sum(x * y for x, y in zip(across, along, strict=True))
+    slope = min(0.0, max(-_STEEPEST, together / (sum(x * x for x in across) + _DOUBT)))
+    return {member: Trust(fmean(record.mismatches), fmean(record.scores), slope) for member, record in records.items()}
+
+
+def _peculiar(table: Sequence[Sequence[float]]) -> list[float]:
+    """Return what neither its row's mean nor its column's explains of every entry."""
+    rows, columns = [fmean(row) for row in table], [fmean(column) for column in zip(*table, strict=True)]
+    middle = fmean(rows) if rows else 0.0
+    return [
+        value - own - shared + middle
+        for row, own in zip(table, rows, strict=True)
+        for value, shared in zip(row, columns, strict=True)
+    ]
+
+
+def _log(mismatch: float) -> float:
+    return math.log10(max(mismatch, _LEAST))
 
 
 def naive(observation: Observation) -> Observation:
@@ -105,8 +146,8 @@ def _alone(spec: str, observation: Observation, budget: Budget, seed: int) -> Re
         return None
 
 
-def judge(member: Member, shadows: Shadows, budget: Budget) -> Trust | None:
-    """Return what to expect of a member, by its answers to all shadows; None if it does not answer them all."""
+def judge(member: Member, shadows: Shadows, budget: Budget) -> Record | None:
+    """Return what a member's answers to all shadows come to; None if it does not answer them all."""
     seeds = [derive_seed(0, "shadow", number) for number in range(len(shadows.observations))]
     found = attempt(member, shadows.observations, budget, seeds)
     answers = [answer for answer in found if answer is not None]
@@ -114,11 +155,11 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Trust | None:
         return None
     pairs = zip(shadows.observations, answers, strict=True)
     mismatches = [Mismatch(observation)(answer.images, answer.labels) for observation, answer in pairs]
-    return Trust.of(mismatches, shadows.scores(answers))
+    return Record.of(mismatches, shadows.scores(answers))
 
 
-def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Trust]:
-    """Return the winner among searches with what to expect of it; none if none answers the shadows."""
+def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Record]:
+    """Return the winner among searches with what it came to; none if none answers the shadows."""
     defended = shadows.observations[0].knowledge.defence is not None
     heats = [_share(iterations, 4, _LONGEST), _share(iterations, 2, 2 * _LONGEST)]
     entered = [Member(spec, True) for spec in specs]
@@ -137,8 +178,8 @@ def _share(iterations: int, part: int, most: int) -> int:
 
 def _ranked(
     members: Sequence[Member], shadows: Shadows, iterations: int, restarts: int | None
-) -> Mapping[Member, Trust]:
+) -> Mapping[Member, Record]:
     """Return the members that answer the shadows, the best first."""
     judged = {member: judge(member, shadows, Budget(max(1, iterations), restarts)) for member in members}
-    sound = {member: trust for member, trust in judged.items() if trust is not None}
-    return dict(sorted(sound.items(), key=lambda pair: -pair[1].quality))
+    sound = {member: record for member, record in judged.items() if record is not None}
+    return dict(sorted(sound.items(), key=lambda pair: -fmean(pair[1].scores)))
