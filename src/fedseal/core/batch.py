@@ -48,6 +48,16 @@ class Batch:
             )
         return self.inputs
 
+    @property
+    def numbers(self) -> Tensor:
+        """The inputs, for what differentiates by them: images, rows of tables, but no ids of words."""
+        if not self.inputs.is_floating_point():
+            raise CapabilityError(
+                f"this needs slopes by its inputs, and those of the kind {self.modality!r} are choices, without any.",
+                hint="Take a defence that looks at the update alone, such as gaussian, topk or dp-sgd.",
+            )
+        return self.inputs
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Batch:
         """Return the batch on `device`, its inputs in `dtype` where that has a meaning."""
         moved = modality(self.modality).moved(self.inputs, device, dtype)

@@ -1,6 +1,6 @@
 """GradDefense (Wang et al., INFOCOM 2022): noise on random slices of equal sensitivity, removed again by the server.
 
-The sensitivity of a tensor is the mean over root images of |d(sum of its gradient)/dx|; the flattened gradient is cut
+The sensitivity of a tensor is the mean over root samples of |d(sum of its gradient)/dx|; the flattened gradient is cut
 into slices of equal total sensitivity, some drawn at random get N(0, scale^2). The server reshapes the aggregate to
 v x w, v/w = q, and removes covariance eigen-directions inside the Marchenko-Pastur bulk scale^2 (1 -+ sqrt(w/v))^2.
 Threat model: passive server that helps to restore utility. This is what Refiner and FedLeak cite as improved Soteria.
@@ -44,12 +44,12 @@ _LOUD = 4.0
 
 
 def sensitivities(root: Batch, context: RoundContext) -> Tensor:
-    """Return per trainable tensor the mean over root images of |d(sum of its gradient)/dx|, shape [tensors]."""
+    """Return per trainable tensor the mean over root samples of |d(sum of its gradient)/dx|, shape [tensors]."""
     model = copy.deepcopy(context.model)
-    images = root.images.detach().requires_grad_()
+    images = root.numbers.detach().requires_grad_()
     parameters = [p for p in model.parameters() if p.requires_grad]
     try:
-        loss = context.loss(model, Batch(images, root.labels))
+        loss = context.loss(model, replace(root, inputs=images))
         gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         return torch.stack([_sensitivity(gradient, images) for gradient in gradients])
     except RuntimeError as error:
@@ -184,7 +184,7 @@ class GradDefense(Defence):
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Draw the root set from the client's data."""
         order = torch.randperm(len(dataset), generator=generator, device=generator.device).to(dataset.labels.device)
-        self._root = _per_class(Batch(dataset.images[order], dataset.labels[order]), self.root)
+        self._root = _per_class(dataset.pick(order), self.root)
         return dataset
 
     def on_sample_grads(self, grads: Tensors, context: RoundContext) -> Tensors:
@@ -241,7 +241,7 @@ class GradDefense(Defence):
             return
         assert context.batch is not None, "a gradient belongs to a batch"
         root = _per_class(context.batch, self.root) if self._root is None else self._root
-        like = context.batch.images
+        like = context.batch.numbers
         self._sensitivity = sensitivities(root.to(like.device, like.dtype), context)
         self._measured = context.round
         self._passes = (1.0 + len(self._sensitivity)) * len(root) / len(context.batch)
@@ -309,4 +309,4 @@ def _per_class(batch: Batch, count: int) -> Batch:
     """Return the first `count` images of each class."""
     labels = batch.labels.argmax(1) if batch.labels.ndim == 2 else batch.labels
     kept = torch.cat([(labels == c).nonzero().flatten()[:count] for c in sorted(set(labels.tolist()))])
-    return Batch(batch.images[kept], batch.labels[kept])
+    return batch.pick(kept)

@@ -18,6 +18,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NoReturn, TypeAlias
 
 import numpy
@@ -259,7 +260,7 @@ def _scoring_copy(context: RoundContext) -> tuple[nn.Module, Tensor]:
         raise _Reached(inputs)
 
     try:
-        context.loss(reach, context.batch)
+        context.loss(reach, replace(context.batch, inputs=context.batch.numbers))
     except _Reached as reached:
         inputs = reached.tensor
     model = copy.deepcopy(context.model)

@@ -25,7 +25,7 @@ from fedseal.core.seeds import generator
 from fedseal.core.tensors import Tensors, flatten
 from fedseal.defences.pipeline import build_defence, split_pipeline
 from fedseal.testing.checks import Check, run_checks
-from fedseal.testing.rounds import DTYPES, play, play_on, same_bits, upload, wrapped
+from fedseal.testing.rounds import DTYPES, IMAGES, Ground, play, play_on, same_bits, upload, wrapped
 
 _LANES = 3
 _DIFFERENCE = 1e-6
@@ -44,6 +44,7 @@ class DefenceCase:
         rounded: specs whose simulation rounds, and lets derivatives pass straight through.
         exact: specs whose attacker's view must reproduce the upload, up to rounding.
         stateful: specs that keep something between rounds.
+        ground: what rounds are played on: images, or `TEXTS` and `TABLES` of `fedseal.testing.other_grounds`.
     """
 
     name: str
@@ -54,9 +55,10 @@ class DefenceCase:
     rounded: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     stateful: tuple[str, ...] = ()
+    ground: Ground = IMAGES
 
     def __str__(self) -> str:
-        return self.name
+        return self.name if self.ground is IMAGES else f"{self.name}-{self.ground}"
 
     @property
     def zeros(self) -> tuple[str, ...]:
@@ -67,6 +69,10 @@ class DefenceCase:
     def strengths(self) -> tuple[str, ...]:
         """The specs that must do something."""
         return (self.name,) if self.strong is None else self.strong
+
+    def upload(self, spec: str, seed: int | None = 0, steps: int = 1, dtype: torch.dtype = torch.float32) -> Tensors:
+        """Return what the server sees of a first round under a spec, built anew."""
+        return upload(build_defence(spec), seed=seed, steps=steps, dtype=dtype, ground=self.ground)
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -92,17 +98,19 @@ def says_who_it_is(case: DefenceCase) -> str | None:
 
 
 def does_nothing_at_zero_strength(case: DefenceCase) -> str | None:
-    """Demand the undefended upload and images, bit for bit, after one local step and after two."""
+    """Demand the undefended upload and data, bit for bit, after one local step and after two."""
     if not case.zeros:
         return "it has no zero strength"
     for spec in case.zeros:
         for steps in (1, 2):
-            (defended,), (plain,) = play(build_defence(spec), steps=steps), play(Defence(), steps=steps)
+            (defended,), (plain,) = (
+                play(built, steps=steps, ground=case.ground) for built in (build_defence(spec), Defence())
+            )
             assert same_bits(defended.update.tensors, plain.update.tensors), f"{spec} changes the update"
-            seen = upload(build_defence(spec), steps=steps)
+            seen = case.upload(spec, steps=steps)
             assert same_bits(seen, plain.update.tensors), f"{spec} changes what the server sees"
             for fed, was in zip(defended.fed, plain.fed, strict=True):
-                assert torch.equal(fed.images, was.images), f"{spec} changes the images"
+                assert torch.equal(fed.inputs, was.inputs), f"{spec} changes the data"
     return None
 
 
@@ -110,7 +118,7 @@ def does_something(case: DefenceCase) -> str | None:
     """Demand that what the server sees differs from the undefended update, and by more than rounding."""
     for spec in case.strengths:
         for steps in (1, 2):
-            sent, plain = upload(build_defence(spec), steps=steps), upload(Defence(), steps=steps)
+            sent, plain = case.upload(spec, steps=steps), case.upload("none", steps=steps)
             assert not same_bits(sent, plain), f"{spec} changes nothing"
             if list(sent) == list(plain):
                 change = float((flatten(sent) - flatten(plain)).norm() / flatten(plain).norm())
@@ -123,8 +131,9 @@ def keeps_names_shapes_and_dtypes(case: DefenceCase) -> str | None:
     for spec in case.specs:
         for dtype in DTYPES:
             defence = build_defence(spec)
-            trained = {name: p for name, p in wrapped(defence).named_parameters() if p.requires_grad}
-            sent = upload(defence, dtype=dtype)
+            federated = wrapped(defence, ground=case.ground)
+            trained = {name: p for name, p in federated.named_parameters() if p.requires_grad}
+            sent = upload(defence, dtype=dtype, ground=case.ground)
             assert list(sent) == list(trained), f"{spec} sends {list(sent)}, the model trains {list(trained)}"
             for name, parameter in trained.items():
                 assert sent[name].dtype == dtype, f"{spec} sends {name!r} as {sent[name].dtype}, not {dtype}"
@@ -137,9 +146,9 @@ def leaves_the_model_alone(case: DefenceCase) -> str | None:
     """Demand that a client's round writes to no weight or buffer of the federation's model."""
     for spec in case.specs:
         defence = build_defence(spec)
-        federated = wrapped(defence)
+        federated = wrapped(defence, ground=case.ground)
         before = {name: value.clone() for name, value in federated.state_dict().items()}
-        play_on(federated, defence)
+        play_on(federated, defence, case.ground)
         for name, value in federated.state_dict().items():
             assert torch.equal(before[name], value), f"{spec} writes to the model's {name!r}"
     return None
@@ -148,7 +157,7 @@ def leaves_the_model_alone(case: DefenceCase) -> str | None:
 def repeats_by_its_seed(case: DefenceCase) -> str | None:
     """Demand the same upload of the same seed."""
     for spec in case.strengths:
-        one, same = (upload(build_defence(spec), seed=1) for _ in range(2))
+        one, same = (case.upload(spec, seed=1) for _ in range(2))
         assert same_bits(one, same), f"{spec} sends something else under the same seed: it draws from elsewhere"
     return None
 
@@ -161,7 +170,7 @@ def draws_fresh_noise(case: DefenceCase) -> str | None:
     for spec in case.strengths:
         draws = case.random and spec not in case.fixed
         for kind, seeds in (("seed", (1, 2)), ("chance", (None,) * 5)):
-            first, *others = (upload(build_defence(spec), seed=seed) for seed in seeds)
+            first, *others = (case.upload(spec, seed=seed) for seed in seeds)
             differ = not all(same_bits(first, other) for other in others)
             assert differ == draws, f"uploads under {spec} {'differ' if differ else 'do not differ'} by {kind}"
     return None
@@ -171,16 +180,16 @@ def resumes_from_its_state(case: DefenceCase) -> str | None:
     """Demand that a defence saved between rounds goes on as if nothing had happened."""
     for spec in case.specs:
         unbroken = build_defence(spec)
-        expected = [upload(unbroken, round_number=number) for number in range(4)]
+        expected = [upload(unbroken, round_number=number, ground=case.ground) for number in range(4)]
         first = build_defence(spec)
         for number in range(2):
-            upload(first, round_number=number)
+            upload(first, round_number=number, ground=case.ground)
         saved = {name: tensor.clone() for name, tensor in first.state_dict().items()}
-        upload(first, round_number=2)  # what happens after the save must not reach what was saved
+        upload(first, round_number=2, ground=case.ground)  # what happens after the save must not reach what was saved
         restored = build_defence(spec)
         restored.load_state_dict(saved)
         for number in (2, 3):
-            again = upload(restored, round_number=number)
+            again = upload(restored, round_number=number, ground=case.ground)
             assert same_bits(again, expected[number]), f"{spec}, restored, goes another way in round {number}"
     return None
 
@@ -189,12 +198,12 @@ def shares_no_state(case: DefenceCase) -> str | None:
     """Demand that a client's uploads do not depend on what another's instance does in between."""
     for spec in case.specs:
         alone = build_defence(spec)
-        expected = [upload(alone, round_number=number) for number in range(2)]
+        expected = [upload(alone, round_number=number, ground=case.ground) for number in range(2)]
         alice, bob = build_defence(spec), build_defence(spec)
         for number in range(2):
-            got = upload(alice, round_number=number)
+            got = upload(alice, round_number=number, ground=case.ground)
             assert same_bits(got, expected[number]), f"two instances of {spec} share something"
-            upload(bob, round_number=number + 5)
+            upload(bob, round_number=number + 5, ground=case.ground)
     return None
 
 
@@ -204,20 +213,20 @@ def refuses_foreign_state(case: DefenceCase) -> str | None:
         defence = build_defence(spec)
         try:
             defence.load_state_dict({"no.such.parameter": torch.ones(3)})
-            sent = upload(defence)
+            sent = upload(defence, ground=case.ground)
         except (ValueError, FedsealError):
             continue
-        assert same_bits(sent, upload(build_defence(spec))), f"{spec} takes a state that is not its own"
+        assert same_bits(sent, case.upload(spec)), f"{spec} takes a state that is not its own"
     return None
 
 
 class _Poisoned(nn.Module):
     """A network whose gradient is not finite before its second layer."""
 
-    def __init__(self, bad: float) -> None:
+    def __init__(self, bad: float, ground: Ground) -> None:
         super().__init__()
-        self.body = nn.Conv2d(1, 1, 3, padding=1)
-        self.first, self.second = nn.Linear(144, 5), nn.Linear(5, 4)
+        self.body, outputs = ground.body()
+        self.first, self.second = nn.Linear(outputs, 5), nn.Linear(5, 4)
         self.bad = bad
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,7 +243,7 @@ def refuses_what_is_not_finite(case: DefenceCase) -> str | None:
             defence = build_defence(spec)
             said = ""
             try:
-                play_on(wrapped(defence, _Poisoned(bad)), defence)
+                play_on(wrapped(defence, _Poisoned(bad, case.ground)), defence, case.ground)
             except InputError as error:
                 said = str(error)
             assert "client gradient: tensor 'body" in said, f"{spec} lets {bad} pass: {said or 'nothing was said'}"
@@ -247,7 +256,7 @@ def is_simulated_exactly(case: DefenceCase) -> str | None:
         return "no spec is declared exact"
     for spec in case.exact:
         defence = build_defence(spec)
-        sent, plain = upload(defence), upload(Defence())
+        sent, plain = upload(defence, ground=case.ground), case.upload("none")
         simulated = defence.attacker_view().simulate(plain, sent)
         assert list(simulated) == list(sent), f"the simulation of {spec} has other tensors"
         for name in sent:
@@ -260,7 +269,7 @@ def simulates_differentiably(case: DefenceCase) -> str | None:
     """Demand a simulation with true derivatives that vectorises: lanes together are lanes alone."""
     for spec in dict.fromkeys((*case.specs, *case.exact)):
         defence = build_defence(spec)
-        observed = {name: tensor.double() for name, tensor in upload(defence).items()}
+        observed = {name: tensor.double() for name, tensor in upload(defence, ground=case.ground).items()}
         lanes = {
             name: torch.randn(_LANES, *t.shape, generator=generator(1, name)).double() for name, t in observed.items()
         }
@@ -295,7 +304,7 @@ def reports_its_state(case: DefenceCase) -> str | None:
     """Demand that the bytes kept between rounds are reported, and are there where the case says so."""
     for spec in case.specs:
         defence = build_defence(spec)
-        upload(defence)
+        upload(defence, ground=case.ground)
         held = sum(tensor.numel() * tensor.element_size() for tensor in defence.state_dict().values())
         reported = defence.report().state_bytes
         assert reported == held, f"{spec} holds {held} bytes between rounds and reports {reported}"

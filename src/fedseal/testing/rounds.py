@@ -1,8 +1,9 @@
-"""Rounds on a small network, as the suites play them: always the same weights, images and clients."""
+"""Rounds on small networks, as the suites play them: always the same weights, data and clients."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,24 +24,46 @@ DTYPES = (torch.float32, torch.float64, torch.float16)
 _BATCH = 3
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What rounds are played on.
+
+    Attributes:
+        name: of what clients hold.
+        build: makes the network; nobody may write to it.
+        draw: makes a batch of a seed and a size.
+        body: makes a first layer that takes such data, and says how many outputs of it a sample has.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    draw: Callable[[int, int], Batch]
+    body: Callable[[], tuple[nn.Module, int]]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @cache
-def model() -> nn.Module:
-    """Return the network; nobody may write to it."""
+def _network() -> nn.Module:
     return build_model("lenet:init=wide-uniform", input_shape=SHAPE, num_classes=CLASSES, seed=0)
 
 
-def wrapped(defence: Defence, of: nn.Module | None = None) -> nn.Module:
+def _images(seed: int, size: int) -> Batch:
+    source = generator(seed, "images")
+    images = torch.rand(size, *SHAPE, generator=source)
+    return Batch(images, torch.randint(CLASSES, (size,), generator=source))
+
+
+IMAGES = Ground("image", _network, _images, lambda: (nn.Conv2d(1, 1, 3, padding=1), 144))
+"""Random images [B, 1, 12, 12] and a LeNet."""
+
+
+def wrapped(defence: Defence, of: nn.Module | None = None, ground: Ground = IMAGES) -> nn.Module:
     """Return the model the federation trains under a defence, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return defence.wrap_model(copy.deepcopy(model() if of is None else of))
-
-
-def batch(seed: int = 0, size: int = _BATCH, dtype: torch.dtype = torch.float32) -> Batch:
-    """Return random images [size, 1, 12, 12] and labels."""
-    source = generator(seed, "images")
-    images = torch.rand(size, *SHAPE, generator=source).to(dtype)
-    return Batch(images, torch.randint(CLASSES, (size,), generator=source))
+        return defence.wrap_model(copy.deepcopy(ground.build() if of is None else of))
 
 
 @dataclass(frozen=True)
@@ -66,9 +89,10 @@ def play(
     round_number: int = 0,
     steps: int = 1,
     dtype: torch.dtype = torch.float32,
+    ground: Ground = IMAGES,
 ) -> list[ClientRound]:
     """Run one round of as many clients as the defence puts behind an update; noise depends on seed and round."""
-    done = _played(defence, seed, round_number, steps, dtype)
+    done = _played(defence, seed, round_number, steps, dtype, ground)
     return [
         ClientRound(answer.update, answer.fed, answer.bn_statistics, done.cost(answer))
         for answer in done.answers
@@ -76,21 +100,24 @@ def play(
     ]
 
 
-def _played(defence: Defence, seed: int | None, round_number: int, steps: int, dtype: torch.dtype) -> CohortRound:
+def _played(
+    defence: Defence, seed: int | None, round_number: int, steps: int, dtype: torch.dtype, ground: Ground
+) -> CohortRound:
     shape = defence.reshape(RoundShape(_BATCH, steps, 1))
     config = RoundConfig(local_steps=shape.local_steps)
     clients = []
     for client in range(shape.clients):
         first = 100 * round_number + 10 * client
-        batches = [batch(first + step, shape.batch_size, dtype) for step in range(shape.local_steps)]
+        drawn = [ground.draw(first + step, shape.batch_size) for step in range(shape.local_steps)]
+        batches = [batch.to("cpu", dtype) for batch in drawn]
         clients.append(held_by(f"client-0-{client}", batches, config, defence.name))
     cohort = Cohort(clients, defence, _Streams(seed), strict=True, defences={0: defence})
-    return cohort.play([wrapped(defence).to(dtype)], round_number, shown=range(len(clients)))
+    return cohort.play([wrapped(defence, ground=ground).to(dtype)], round_number, shown=range(len(clients)))
 
 
-def play_on(federated: nn.Module, defence: Defence) -> ClientRound:
+def play_on(federated: nn.Module, defence: Defence, ground: Ground = IMAGES) -> ClientRound:
     """Run one client's round on a model that is given."""
-    client = held_by("client-0-0", [batch()], RoundConfig(), defence.name)
+    client = held_by("client-0-0", [ground.draw(0, _BATCH)], RoundConfig(), defence.name)
     return play_alone(client, federated, defence, _Streams(0), round_number=0)
 
 
@@ -101,9 +128,10 @@ def upload(
     round_number: int = 0,
     steps: int = 1,
     dtype: torch.dtype = torch.float32,
+    ground: Ground = IMAGES,
 ) -> Tensors:
     """Return what the server sees of one round."""
-    seen = _played(defence, seed, round_number, steps, dtype).seen
+    seen = _played(defence, seed, round_number, steps, dtype, ground).seen
     assert seen is not None  # a strict cohort raises what is wrong with an answer
     return seen.tensors
 
