@@ -25,7 +25,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     with pytest.raises(FedsealError) as caught:
         load(tmp_path, text)
     assert caught.value.exit_code == 2
-    assert caught.value.hint or "Did you mean" in str(caught.value)
+    assert caught.value.hint or "Did you mean" in str(caught.value) or "It belongs" in str(caught.value)
     return str(caught.value)
 
 
@@ -90,6 +90,8 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str):
     ("text", "says"),
     [
         ("data: faces\ndefense: none\n", ("line 2", "no key 'defense'", "'defences'")),
+        ("data: faces\nbatch_size: 4\n", ("line 2", "no key 'batch_size'", "belongs under client")),
+        ("system: clinic\n", ("line 1", "no key 'system'", "belongs under about: `about: {system: ...}`")),
         ("client:\n  batch_size: 1\n  batchsize: 2\n", ("line 3", "'client.batchsize'", "'batch_size'")),
         ("attacker: {lables: true}\n", ("line 1", "'attacker.lables'", "'labels'")),
         ("data: faces\n1: faces\n", ("line 2", "'1'")),

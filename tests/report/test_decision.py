@@ -183,6 +183,24 @@ def test_accuracy_stands_beside_the_risk_where_a_training_exists(run: Run, tmp_p
     assert training_beside(run) is None
 
 
+@pytest.mark.parametrize(("sigma", "learns"), [(1e-3, True), (30.0, False)])
+def test_what_leaves_nothing_to_learn_from_is_not_recommended(
+    make_run: MakeRun, tmp_path: Path, sigma: float, learns: bool
+) -> None:
+    defence = f"gaussian:sigma={sigma:g}"
+    run = proven(make_run(defences=("none", defence), attacks=("ig",), targets=8, batch=1), defence)
+    federation = {"rounds": 6, "local_steps": 5, "learning_rate": 0.1}
+    training = fedseal.train(
+        data="digits", model="mlp", clients=2, defences=["none", defence], federation=federation, out=tmp_path
+    )
+    page = decide(run, run.verdict(), training)
+    assert decide(run, run.verdict()).advice.defence == defence
+    assert page.advice.defence == (defence if learns else None)
+    assert ("learns nothing" in page.headline) is not learns
+    assert ("stays at chance" in page.advice.sentence) is not learns
+    assert ("(chance)" in str(page.exposures[0].lines[1].accuracy)) is not learns
+
+
 def test_an_empty_run_decides_nothing(run: Run) -> None:
     empty = replace(run, records=(), readings=())
     decision = decide(empty, empty.verdict())

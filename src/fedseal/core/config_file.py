@@ -191,7 +191,8 @@ def _problem(found: Any, model: type[BaseModel], source: str, node: yaml.Node | 
     line = line_of(node, path)
     where = f"{source}, line {line}" if line else source
     if found["type"] == "extra_forbidden":
-        return f"{where}: there is no key {key}. {near_matches(str(path[-1]), list(_known_keys(model, path)))}"
+        known = _place_of(model, str(path[-1])) or near_matches(str(path[-1]), list(_known_keys(model, path)))
+        return f"{where}: there is no key {key}. {known}"
     if not path:
         return f"{where}: {_sentence(found['msg'])}."
     return f"{where}: key {key} cannot be {shortened(found['input'])}: {_sentence(found['msg'])}."
@@ -200,6 +201,15 @@ def _problem(found: Any, model: type[BaseModel], source: str, node: yaml.Node | 
 def _sentence(message: str) -> str:
     text = message.removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
+
+
+def _place_of(model: type[BaseModel], key: str) -> str | None:
+    """Return in which of the model's parts a key belongs, as a sentence; None where no part has it."""
+    for name, field in model.model_fields.items():
+        part = field.annotation
+        if isinstance(part, type) and issubclass(part, BaseModel) and key in part.model_fields:
+            return f"It belongs under {name}: `{name}: {{{key}: ...}}`."
+    return None
 
 
 def _known_keys(model: type[BaseModel], path: list[Any]) -> Iterator[str]:

@@ -7,18 +7,18 @@ what it costs. Figures in decibels stand in the evidence behind it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedseal.audit.cells import Cell, Row, best_picked, best_read, row_severity
+from fedseal.audit.cells import Cell, Row, best_picked, best_read
 from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict
 from fedseal.core.defence import DEFENCES
-from fedseal.metrics.intervals import FEWEST
-from fedseal.report.servers import CURIOUS, MALICIOUS, SERVERS, Finding, Server, findings_of
-from fedseal.report.words import RECOGNISED, duration, percentage, plural, size
+from fedseal.report.recommendation import Advice, advise, kept_by, listed, worst_rows
+from fedseal.report.servers import SERVERS, Finding, Server, findings_of
+from fedseal.report.words import RECOGNISED, percentage, plural
 from fedseal.training.run import TrainingRun, Utility
 
 ROWS_SHOWN = 6
@@ -60,23 +60,6 @@ class Exposure:
 
 
 @dataclass(frozen=True)
-class Advice:
-    """What to do.
-
-    Attributes:
-        defence: recommended; None where none can be.
-        sentence: in words.
-        costs: what it costs, as (what, figure).
-        steps: what to do next.
-    """
-
-    defence: str | None
-    sentence: str
-    costs: tuple[tuple[str, str], ...]
-    steps: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Decision:
     """Page one of a report.
 
@@ -99,20 +82,20 @@ class Decision:
 
 def decide(run: Run, verdict: Verdict, training: TrainingRun | None = None) -> Decision:
     """Return page one of a run; `training` adds what each defence leaves of the model's accuracy."""
-    kept = {} if training is None else {one.defence: one for one in training.utilities if one.accuracy is not None}
+    kept = kept_by(training)
     exposures = tuple(_exposure(run, verdict, server, kept) for server in SERVERS)
     return Decision(
-        _headline(run, verdict),
+        _headline(run, verdict, kept),
         _tested(run),
         exposures,
         tuple(_measures(exposures)),
         tuple(_certainty(run, verdict, exposures)),
-        _advice(run, verdict, kept, exposures),
+        advise(run, verdict, training, [one.server for one in exposures if not one.lines]),
     )
 
 
-def _headline(run: Run, verdict: Verdict) -> str:
-    worst = _by_defence(verdict.judged)
+def _headline(run: Run, verdict: Verdict, kept: Mapping[str, Utility]) -> str:
+    worst = worst_rows(verdict.judged)
     defended = {name: row for name, row in worst.items() if not run.is_control(row)}
     if not worst:
         return "Nothing could be judged."
@@ -122,13 +105,15 @@ def _headline(run: Run, verdict: Verdict) -> str:
     leaking = [name for name, row in defended.items() if row.state is State.LEAK]
     if low:
         others = f"; {len(leaking)} of the {len(defended)} defences audited let something through" if leaking else ""
-        return f"With {_names(low)}, nothing private was found in what clients send{others}."
+        idle = all(name in kept and not kept[name].learnt for name in low)
+        and_so = ", and the federation learns nothing" if idle else ""
+        return f"With {listed(low)}, nothing private was found in what clients send{and_so}{others}."
     if len(leaking) == len(defended):
         which = f"With {leaking[0]}" if len(leaking) == 1 else f"With every one of the {len(leaking)} defences audited"
         return f"{which}, the server still learns private things from what clients send."
     unknown = [name for name in defended if name not in leaking]
     others = f"; {len(leaking)} of the {len(defended)} defences audited let something through" if leaking else ""
-    return f"It is not shown that {_names(unknown)} protects what clients send{others}."
+    return f"It is not shown that {listed(unknown)} protects what clients send{others}."
 
 
 def _bare(row: Row) -> str:
@@ -137,18 +122,6 @@ def _bare(row: Row) -> str:
     return (
         "nothing private was found in what clients send" if row.state is State.LOW else "the risk could not be judged"
     )
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def _by_defence(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return each defence's worst row over all scenarios."""
-    worst: dict[str, Row] = {}
-    for row in rows:
-        worst[row.defence] = max(worst.get(row.defence, row), row, key=row_severity)
-    return worst
 
 
 def _tested(run: Run) -> tuple[tuple[str, str], ...]:
@@ -215,6 +188,8 @@ def _most_telling(run: Run, found: Sequence[Finding]) -> list[Finding]:
 def _line(run: Run, finding: Finding, kept: dict[str, Utility]) -> Line:
     utility = kept.get(finding.row.defence)
     accuracy = None if utility is None or utility.accuracy is None else percentage(utility.accuracy.mean)
+    if accuracy is not None and utility is not None and not utility.learnt:
+        accuracy += " (chance)"
     return Line(
         finding.row.defence,
         run.is_control(finding.row),
@@ -278,7 +253,7 @@ def _certainty(run: Run, verdict: Verdict, exposures: Sequence[Exposure]) -> lis
         )
     unknown = [row for row in verdict.judged if row.state in _UNKNOWN and not run.is_control(row)]
     for state in dict.fromkeys(row.state for row in unknown if row.state is not None):
-        names = _names(list(dict.fromkeys(row.defence for row in unknown if row.state is state)))
+        names = listed(list(dict.fromkeys(row.defence for row in unknown if row.state is state)))
         said.append(f"Of {names} nothing is known yet: {STATE_WORDS[state]}.")
     if any(row.state is State.LEAK for row in verdict.judged) and not all(
         row.state is State.LOW for row in verdict.judged
@@ -293,101 +268,3 @@ def _certainty(run: Run, verdict: Verdict, exposures: Sequence[Exposure]) -> lis
     if untested and counts:
         said.append(f"Nothing is said about {' or '.join(untested)}: it was not tested.")
     return said
-
-
-def _advice(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Sequence[Exposure]) -> Advice:
-    worst = _by_defence(verdict.judged)
-    sound = [row for row in worst.values() if row.state is State.LOW]
-    steps = _steps(run, verdict, kept, exposures)
-    if not sound:
-        return Advice(None, _no_advice(run, worst), (), steps)
-    best = min(sound, key=lambda row: (-_accuracy(kept, row.defence), _distortion(row), row_severity(row)))
-    reason = "no attack got through, and what it sends holds nothing for a better one"
-    if best.defence == "none":
-        return Advice("none", f"No defence is needed for what was tested: {reason}.", (), steps)
-    return Advice(best.defence, f"Use {best.defence}: {reason}.", _costs(verdict, best, kept), steps)
-
-
-def _no_advice(run: Run, worst: dict[str, Row]) -> str:
-    defended = [row for row in worst.values() if not run.is_control(row)]
-    if not worst:
-        return "Run the audit again: no trial succeeded."
-    if not defended or all(row.defence == "none" for row in defended):
-        return "Audit defences: without one, updates are as open as shown here."
-    if all(row.state is State.LEAK for row in defended):
-        return "None of the defences audited can be recommended: each lets something through."
-    return "None of the defences audited can be recommended yet: none is shown to hold."
-
-
-def _steps(run: Run, verdict: Verdict, kept: dict[str, Utility], exposures: Sequence[Exposure]) -> tuple[str, ...]:
-    steps = []
-    rows = [row for row in verdict.judged if not run.is_control(row)]
-    if any(row.state is State.LEAK for row in rows) and not any(row.state is State.LOW for row in rows):
-        steps.append("Try stronger settings of the same defences, or others: `fedseal tradeoff` draws both sides.")
-    if any(row.state is State.TOO_FEW for row in rows):
-        steps.append(f"Attack at least {FEWEST} batches, better 20: set `targets`.")
-    if any(row.state is State.NO_POWER for row in rows):
-        steps.append("Give the attacks a larger budget, or take `auto`: these broke nothing at all.")
-    unsettled = [row for row in rows if row.state is State.NOT_SHOWN]
-    read = [row for row in unsettled if row.ideal is not None and row.ideal.gain_db is not None]
-    if len(read) < len(unsettled):
-        steps.append("Have what updates hold computed (`readings`), or take a defence with a proof.")
-    if read:
-        named = ", ".join(dict.fromkeys(row.defence for row in read))
-        steps.append(
-            f"Do not rely on {named} at this strength: updates hold more than a guess there, though no attack tried "
-            "here got at it. Take a stronger setting or a defence with a proof."
-        )
-    noise = _noise(run)
-    if noise is not None and any(row.state is not State.LOW for row in rows):
-        steps.append(
-            f"Noise of standard deviation {noise:.2g} on every entry of an update would take what it holds below the "
-            "level of partly recognisable: computed for these updates, not attacked."
-        )
-    if rows and not kept:
-        steps.append(
-            "What a defence costs in accuracy is not known here: `fedseal train`, then `fedseal report --training`."
-        )
-    if any(not one.lines and one.server is MALICIOUS for one in exposures):
-        steps.append("If the server need not be trusted to send an honest model, audit active attacks too.")
-    if any(not one.lines and one.server is CURIOUS for one in exposures):
-        steps.append("Audit a server that only looks, too: it is the likelier one.")
-    return tuple(steps)
-
-
-def _noise(run: Run) -> float | None:
-    found = [sigma for r in run.readings for level, sigma in r.sigma_for.items() if level == "10" and sigma is not None]
-    return max(found, default=None)
-
-
-def _distortion(row: Row) -> float:
-    """Return how far a defence's updates are from the true ones: where no training says it, the sign of its cost."""
-    records = [r for cell in row.cells for r in cell.records]
-    values = [value for r in records if isinstance(value := r.cost.get("gradient_distance"), int | float)]
-    return sum(values) / len(values) if values else float("inf")
-
-
-def _accuracy(kept: dict[str, Utility], defence: str) -> float:
-    utility = kept.get(defence)
-    return -1.0 if utility is None or utility.accuracy is None else utility.accuracy.mean
-
-
-def _costs(verdict: Verdict, row: Row, kept: dict[str, Utility]) -> tuple[tuple[str, str], ...]:
-    def mean(of: Row | None, field: str) -> float | None:
-        records = [] if of is None else [r for cell in of.cells for r in cell.records if r.cost]
-        values = [value for r in records if isinstance(value := r.cost.get(field), int | float)]
-        return sum(values) / len(values) if values else None
-
-    bare = next((one for one in verdict.rows if one.scenario == row.scenario and one.defence == "none"), None)
-    costs = []
-    sent, before = mean(row, "bytes_up"), mean(bare, "bytes_up")
-    if sent is not None:
-        costs.append(("Upload of a client per round", size(sent) + (f" instead of {size(before)}" if before else "")))
-    seconds = mean(row, "seconds")
-    if seconds is not None:
-        costs.append(("Time it takes a client per round", duration(seconds)))
-    own, plain = kept.get(row.defence), kept.get("none")
-    if own is not None and own.accuracy is not None:
-        instead = f" instead of {percentage(plain.accuracy.mean)}" if plain is not None and plain.accuracy else ""
-        costs.append(("Accuracy of the trained model", f"{percentage(own.accuracy.mean)}{instead}"))
-    return tuple(costs)

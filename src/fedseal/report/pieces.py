@@ -15,6 +15,7 @@ from fedseal.core.specs import near_matches
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.posthoc import needs_training, refuse_joint
 from fedseal.report.decision import decide
+from fedseal.report.write import training_beside
 
 HEAD = "# {defence}: {standing} in the audit of {directory}.\n"
 
@@ -27,7 +28,7 @@ def choose(run: Run, defence: str | None = None) -> tuple[str, str]:
     verdict = run.verdict()
     standings = {row.defence: row for row in verdict.judged}
     if defence is None:
-        advice = decide(run, verdict).advice
+        advice = decide(run, verdict, training_beside(run)).advice
         if advice.defence is None:
             raise UsageError(
                 f"this run recommends no defence. {advice.sentence}",
