@@ -252,6 +252,15 @@ def test_a_run_becomes_a_frame_of_images_or_of_trials(tmp_path: Path):
         run.frame(per="pixel")  # type: ignore[arg-type]
 
 
+def test_a_frame_of_a_sweep_has_the_keys_that_were_swept(tmp_path: Path):
+    swept = {"client.batch_size": [1, 2], "attacker.labels": [True, "identity"]}
+    run = fedseal.audit(SMALL, grid=swept, out=tmp_path)
+    frame = run.frame(per="trial")
+    assert [name for name in frame if name.startswith("scenario.")] == [f"scenario.{key}" for key in swept]
+    assert frame.groupby("scenario.client.batch_size")["images"].mean().to_dict() == {1: 1, 2: 2}
+    assert not any(name.startswith("scenario.") for name in replace(run, scenarios=run.scenarios[:1]).frame())
+
+
 def test_a_frame_carries_what_an_ideal_reader_gets(tmp_path: Path):
     run = fedseal.audit(SMALL, out=tmp_path)
     record = run.records[0]

@@ -99,7 +99,8 @@ class Run:
         Args:
             per: `image` for one row per original image, `trial` for one per trial with the means of its images. A trial
                 without a result is one row either way. Mappings are spread (`baselines.nearest`, `cost.bytes_up`); what
-                the upload holds by an ideal reader stands in `reading.psnr_db` and its sisters, where it was computed.
+                the upload holds by an ideal reader stands in `reading.psnr_db` and its sisters, where it was computed;
+                keys in which the run's scenarios differ in columns like `scenario.client.batch_size`.
 
         Example:
             >>> import fedseal, tempfile
@@ -110,7 +111,8 @@ class Run:
             >>> run.frame()[["defence", "target", "image", "status"]].values.tolist()
             [['none', 0, 0, 'ok'], ['none', 0, 1, 'ok']]
         """
-        return trial_frame(self.records, self.readings, per)
+        settings = {one.name: one.model_dump(exclude={"name", "levels", "about"}) for one in self.scenarios}
+        return trial_frame(self.records, self.readings, per, settings)
 
     def texts(self, record: TrialRecord) -> tuple[list[list[str]], list[list[str]]] | None:
         """Return a trial's (originals, reconstructions) as words, paired by the fixed matching; None of images."""

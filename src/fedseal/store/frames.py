@@ -19,20 +19,27 @@ _NOT_COLUMNS = {"trace", "notes", "knowledge"}
 
 
 def trial_frame(
-    records: Sequence[TrialRecord], readings: Sequence[ReadingRecord] = (), per: Per = "image"
+    records: Sequence[TrialRecord],
+    readings: Sequence[ReadingRecord] = (),
+    per: Per = "image",
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> DataFrame:
     """Return trials as a frame: one row per original image, or one per trial with the means of its images.
 
     Columns are the record's fields; those that are mappings are spread (`baselines.nearest`, `cost.bytes_up`), and what
-    an ideal reader of the same upload gets is added (`reading.psnr_db`). A trial without a result is one row with its
-    status and message.
+    an ideal reader of the same upload gets is added (`reading.psnr_db`), as are the keys in which the settings of the
+    scenarios, by name, differ (`scenario.client.batch_size`). A trial without a result is one row with its status and
+    message.
     """
     if per not in ("image", "trial"):
         raise UsageError(f"a frame has rows per 'image' or per 'trial', not per {per!r}.")
     known = {(r.scenario, r.defence, r.weight_seed, r.target): _reading(r) for r in readings}
+    varied = _varied(settings or {})
     return make_frame(
         [
-            row | known.get((record.scenario, record.defence, record.weight_seed, record.target), {})
+            row
+            | varied.get(record.scenario, {})
+            | known.get((record.scenario, record.defence, record.weight_seed, record.target), {})
             for record in records
             for row in _rows(record, per)
         ]
@@ -65,6 +72,14 @@ def _reading(reading: ReadingRecord) -> dict[str, Any]:
         reading.model_dump(exclude={"key", "scenario", "defence", "target", "weight_seed", "remarks", "artefact"})
     )
     return {f"reading.{name}": value for name, value in columns}
+
+
+def _varied(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return of each scenario the keys in which they differ, with their values."""
+    flat = {name: dict(_flat(values, "scenario.")) for name, values in settings.items()}
+    keys = dict.fromkeys(key for values in flat.values() for key in values)
+    differing = [key for key in keys if len({repr(values.get(key)) for values in flat.values()}) > 1]
+    return {name: {key: values.get(key) for key in differing} for name, values in flat.items()}
 
 
 def _is_reading(value: Any) -> bool:
