@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedseal.attacks.matching.chained import Chained, chained
 from fedseal.attacks.matching.derivatives import Exact, choose_derivatives
 from fedseal.attacks.matching.engine import MatchingAttack
+from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.attack import ATTACKS
 from fedseal.core.knowledge import Knowledge
@@ -126,6 +127,22 @@ def test_linear_maps_equal_their_definition() -> None:
         assert torch.allclose((pulled * x).flatten(1).sum(1), (pushed * y).flatten(1).sum(1))
         shared = stage.weight.reshape(1, -1).expand(2, -1)
         assert torch.allclose(linear.push_each(linear.columns(x), shared), linear.push(linear.columns(x)))
+        both = linear.push_each(linear.columns(x), own, linear.columns(2 * x))
+        assert torch.allclose(both, pushed + 2 * linear.push(linear.columns(x)))
+        both = linear.pull_each(linear.windows(y), own, linear.windows(2 * y))
+        assert torch.allclose(both, pulled + 2 * linear.pull(linear.windows(y)))
+
+
+@pytest.mark.parametrize("priors", [Priors(tv=0.3), Priors(tv=0.3, tv_per_pixel=True, l2=0.2), Priors(l2=0.2)])
+def test_priors_of_lanes_and_their_slopes_equal_those_by_autograd(priors: Priors) -> None:
+    torch.manual_seed(0)
+    lanes = torch.rand(3, 2, *SHAPE, dtype=torch.float64).requires_grad_()
+    with torch.no_grad():
+        lanes[:, :, :, :2] = 0.5  # flat, where the slope of a magnitude is 0
+    expected = torch.stack([priors.of_images(lane) for lane in lanes])
+    values, slopes = priors.of_lanes(lanes)
+    assert torch.allclose(values, expected)
+    assert torch.allclose(slopes, torch.autograd.grad(expected.sum(), lanes)[0], atol=1e-15)
 
 
 def test_small_chains_are_written_out_and_others_are_not(observe: Callable) -> None:

@@ -71,7 +71,8 @@ class Chained:
         self._free_distance = vmap(self._one_distance, in_dims=(0, 0, None))
         self._activation = problem.priors.activation > 0
         self._activated = [place for place, stage in enumerate(stages) if stage.activation is not IDENTITY]
-        self._prior = vmap(problem.image_prior)
+        self._written_out = problem.has_image_prior and not problem.believes_more
+        self._prior = vmap(problem.image_prior) if problem.believes_more else None
 
     def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
         """Evaluate the lanes, in parts if there are very many."""
@@ -92,7 +93,7 @@ class Chained:
         variable = z.detach().requires_grad_()
         with torch.enable_grad():
             inputs = problem.inputs_of_lanes(variable)
-            priors = self._prior(inputs) if problem.has_image_prior else None
+            priors = self._prior(inputs) if self._prior is not None else None
             soft = problem.label_logits(variable).softmax(-1) if lanes.labels is None else None
         target = F.one_hot(lanes.labels, problem.num_classes).to(z) if lanes.labels is not None else soft
         assert target is not None
@@ -101,11 +102,15 @@ class Chained:
             dummy = self._dummy(done)
         distances, direction, chosen = self._match(dummy, lanes.observed, selections)
         with torch.no_grad():
-            to_inputs, to_target = self._second_order(done, direction * weight, target.detach())
+            weighted = direction if weight == 1 else direction * weight
+            to_inputs, to_target = self._second_order(done, weighted, target.detach())
+        values = distances * weight
+        if self._written_out:
+            believed, slope = problem.priors.of_lanes(inputs.detach())
+            values, to_inputs = values + believed, to_inputs.reshape(inputs.shape) + slope
         outputs, seeds = [inputs], [to_inputs.reshape(inputs.shape)]
         if soft is not None:
             outputs, seeds = [*outputs, soft], [*seeds, to_target]
-        values = distances * weight
         if priors is not None:
             outputs, seeds = [*outputs, priors], [*seeds, torch.ones_like(priors)]
             values = values + priors.detach()
@@ -141,7 +146,7 @@ class Chained:
 
     def _dummy(self, done: _Pass) -> Tensor:
         """Return the dummy updates [L, N] in the order of the problem's parameters."""
-        dummy = done.probabilities.new_zeros(len(done.probabilities), self._problem.layout.total)
+        dummy = done.probabilities.new_empty(len(done.probabilities), self._problem.layout.total)
         for stage, linear, k, columns in zip(self._stages, self._maps, done.k, done.columns, strict=True):
             if (span := self._spans.get(stage.weight_name)) is not None:
                 dummy[:, span] = linear.weight_gradient(k, columns)
@@ -177,18 +182,18 @@ class Chained:
         to_target = (mean - top) * share
         z_bar = p * (top - mean) * target.sum(-1, keepdim=True) * share
         for index in range(len(self._stages) - 1, -1, -1):
-            linear, way = self._maps[index], ways[index]
-            h_bar = linear.pull(linear.windows(z_bar))
-            if way is not None:
-                h_bar = h_bar + linear.pull_each(done.windows[index], way)
+            linear, way, windows = self._maps[index], ways[index], self._maps[index].windows(z_bar)
+            h_bar = linear.pull(windows) if way is None else linear.pull_each(done.windows[index], way, windows)
             if index == 0:
                 break
             below = index - 1
             h_bar = h_bar.reshape(done.outputs[below].shape)
             if self._activation and below in self._activated:
                 h_bar = h_bar + done.outputs[below].sign() * self._cost(done.outputs[below])
-            bend = self._stages[below].activation.curvature(done.outputs[below])
-            z_bar = h_bar * done.slopes[below] + done.pulled[below] * bend * tangents[below]
+            z_bar = h_bar * done.slopes[below]
+            if (curvature := self._stages[below].activation.curvature) is not None:
+                bend = curvature(done.outputs[below], done.slopes[below])
+                z_bar.addcmul_(done.pulled[below] * bend, tangents[below])
         return h_bar, to_target
 
     def _tangents(self, done: _Pass, direction: Tensor, ways: list[Tensor | None]) -> list[Tensor]:
@@ -196,13 +201,14 @@ class Chained:
         tangents: list[Tensor] = []
         moved: Tensor | None = None
         for index, (stage, linear) in enumerate(zip(self._stages, self._maps, strict=True)):
-            tangent = torch.zeros_like(done.k[index])
             way, shift = ways[index], self._part(direction, stage.bias_name)
-            if way is not None:
-                tangent = linear.push_each(done.columns[index], way)
+            columns = None
             if moved is not None:
-                inputs = moved.reshape(*moved.shape[:2], *stage.input_shape)
-                tangent = tangent + linear.push(linear.columns(inputs))
+                columns = linear.columns(moved.reshape(*moved.shape[:2], *stage.input_shape))
+            if way is not None:
+                tangent = linear.push_each(done.columns[index], way, columns)
+            else:
+                tangent = torch.zeros_like(done.k[index]) if columns is None else linear.push(columns)
             if shift is not None:
                 tangent = tangent + shift.view(len(shift), 1, -1, *([1] * (tangent.dim() - 3)))
             tangents.append(tangent)

@@ -90,10 +90,11 @@ class Cosine:
 
     def with_direction(self, dummy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
         """Return 1 - cos and (cos dummy / |dummy| - observed / |observed|) / |dummy|."""
-        own = (dummy * dummy).sum(1).clamp(min=1e-30)
-        norms = (own * (observed * observed).sum(1)).clamp(min=1e-30).sqrt()
-        cosine = (dummy * observed).sum(1) / norms
-        return 1 - cosine, (cosine / own)[:, None] * dummy - observed / norms[:, None]
+        own = torch.linalg.vector_norm(dummy, dim=1).clamp(min=1e-15)
+        norms = (own * torch.linalg.vector_norm(observed, dim=1)).clamp(min=1e-15)
+        cosine = torch.linalg.vecdot(dummy, observed) / norms
+        direction = dummy * (cosine / own.square())[:, None]
+        return 1 - cosine, direction.addcmul_(observed, norms.reciprocal()[:, None], value=-1)
 
 
 @dataclass(frozen=True)

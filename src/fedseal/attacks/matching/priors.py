@@ -87,6 +87,23 @@ class Priors:
             total = total + self.l2 * inputs.square().sum()
         return total
 
+    @torch.no_grad()
+    def of_lanes(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `of_images` of lanes [L, B, C, H, W], [L], and its gradient: written out, it costs a fifth."""
+        values, slope = inputs.new_zeros(len(inputs)), torch.zeros_like(inputs)
+        if self.tv:
+            weight = self.tv * (inputs[0].numel() if self.tv_per_pixel else 1)
+            for dim in (3, 4):
+                steps = inputs.diff(dim=dim)
+                values += weight * steps.abs().flatten(1).mean(1)
+                towards = steps.sign_().mul_(weight / steps[0].numel())
+                slope.narrow(dim, 1, steps.shape[dim]).add_(towards)
+                slope.narrow(dim, 0, steps.shape[dim]).sub_(towards)
+        if self.l2:
+            values += self.l2 * inputs.square().flatten(1).sum(1)
+            slope.add_(inputs, alpha=2 * self.l2)
+        return values, slope
+
 
 def bn_distance(mine: Statistics, known: Statistics, first: float) -> Tensor:
     """Return the sum over layers of |mean - mean'| + |variance - variance'|, the first layer weighted by `first`."""

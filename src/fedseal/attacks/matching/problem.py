@@ -229,14 +229,19 @@ class MatchingProblem:
         return bool(hooks.latest.activations)
 
     @property
+    def believes_more(self) -> bool:
+        """Whether the view of a defence adds a belief about images to the priors."""
+        return self._view is not None and self._view.image_prior is not None
+
+    @property
     def has_image_prior(self) -> bool:
         """Whether anything is believed of the images as such, not of what happens inside the model."""
-        return bool(self.priors.tv or self.priors.l2) or (self._view is not None and self._view.image_prior is not None)
+        return bool(self.priors.tv or self.priors.l2) or self.believes_more
 
     @property
     def has_prior(self) -> bool:
         """Whether anything is believed of the images before the update is seen."""
-        return not self.priors.are_absent or (self._view is not None and self._view.image_prior is not None)
+        return not self.priors.are_absent or self.believes_more
 
     def value(
         self,

@@ -22,14 +22,14 @@ class Inverse:
         forward: z -> h.
         inverse: h -> z, meaningful where `known`.
         slope: h -> dh/dz.
-        curvature: h -> d^2h/dz^2.
+        curvature: h, slope -> d^2h/dz^2; None where it is zero everywhere.
         known: h -> where z follows from h, as a mask.
     """
 
     forward: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
-    curvature: Callable[[Tensor], Tensor] = torch.zeros_like
+    curvature: Callable[[Tensor, Tensor], Tensor] | None = None
     known: Callable[[Tensor], Tensor] = lambda h: torch.ones_like(h, dtype=torch.bool)
 
 
@@ -63,14 +63,14 @@ def inverse_of(module: nn.Module) -> Inverse | None:
             _evenly(torch.sigmoid),
             lambda h: torch.logit(h.clamp(_OPEN, 1 - _OPEN)),
             lambda h: h * (1 - h),
-            lambda h: h * (1 - h) * (1 - 2 * h),
+            lambda h, slope: torch.addcmul(slope, slope, h, value=-2),
         )
     if isinstance(module, nn.Tanh):
         return Inverse(
             _evenly(torch.tanh),
             lambda h: torch.atanh(h.clamp(-1 + _OPEN, 1 - _OPEN)),
             lambda h: 1 - h.square(),
-            lambda h: -2 * h * (1 - h.square()),
+            lambda h, slope: -2 * h * slope,
         )
     if isinstance(module, nn.LeakyReLU):
         return _leaky(module.negative_slope)
@@ -98,5 +98,5 @@ def _elu(alpha: float) -> Inverse:
         _evenly(lambda z: F.elu(z, alpha)),
         lambda h: torch.where(h > 0, h, torch.log1p((h / alpha).clamp(min=-1 + _OPEN))),
         lambda h: torch.where(h > 0, torch.ones_like(h), (h + alpha).clamp(min=_OPEN)),
-        lambda h: torch.where(h > 0, torch.zeros_like(h), (h + alpha).clamp(min=_OPEN)),
+        lambda h, slope: torch.where(h > 0, torch.zeros_like(h), slope),
     )

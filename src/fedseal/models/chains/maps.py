@@ -9,6 +9,7 @@ spans lanes, so that a lane's bits do not depend on its neighbours (see `product
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -34,11 +35,11 @@ class LinearMap(Protocol):
     def pull(self, windows: Tensor) -> Tensor:
         """Return W^T y: [L, B, *input_shape], y prepared as windows."""
 
-    def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
-        """Return W x with each lane's own flat weights [L, |W|], x prepared as columns."""
+    def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return V x with each lane's own flat weights V [L, |W|], x prepared as columns; plus W `shared`."""
 
-    def pull_each(self, windows: Tensor, weights: Tensor) -> Tensor:
-        """Return W^T y with each lane's own flat weights [L, |W|], y prepared as windows."""
+    def pull_each(self, windows: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return V^T y with each lane's own flat weights V [L, |W|], y prepared as windows; plus W^T `shared`."""
 
     def weight_gradient(self, y: Tensor, columns: Tensor) -> Tensor:
         """Return the sum over B of d<y, W x>/dW, [L, |W|]."""
@@ -76,13 +77,14 @@ class DenseMap:
         """Return y W."""
         return products(windows, self._weight).view(*windows.shape[:2], *self._input_shape)
 
-    def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
-        """Return x W^T, lane by lane."""
-        return products(columns, self._of_lanes(weights).mT)
+    def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return x V^T, lane by lane, plus `shared` W^T."""
+        return products(columns, self._of_lanes(weights).mT, None if shared is None else self.push(shared))
 
-    def pull_each(self, windows: Tensor, weights: Tensor) -> Tensor:
-        """Return y W, lane by lane."""
-        return products(windows, self._of_lanes(weights)).view(*windows.shape[:2], *self._input_shape)
+    def pull_each(self, windows: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return y V, lane by lane, plus `shared` W."""
+        started = None if shared is None else products(shared, self._weight)
+        return products(windows, self._of_lanes(weights), started).view(*windows.shape[:2], *self._input_shape)
 
     def weight_gradient(self, y: Tensor, columns: Tensor) -> Tensor:
         """Return the sum of outer products."""
@@ -93,10 +95,12 @@ class DenseMap:
 
 
 class ConvolutionMap:
-    """A convolution as products with gathered columns.
+    """A convolution as products with gathered patches.
 
     W^T y is a convolution too: input pixel stride m + r meets tap r + padding - stride d of output m + d, so each class
-    of pixels modulo the stride has a small kernel over windows of y.
+    of pixels modulo the stride has a small kernel over windows of y. Patches are gathered from pixels whose channels
+    lie together, so that a row of a patch is one run of memory; a patch is [a, b, channel] for that reason, and each
+    lane's own kernels are brought into this order.
 
     Args:
         stage: with its weight [O, I, a, b].
@@ -106,75 +110,125 @@ class ConvolutionMap:
         outputs, channels, *kernel = stage.weight.shape
         sizes = list(stage.input_shape[1:])
         self._shape, self._made = stage.input_shape, stage.output_shape
-        self._kernel = stage.weight.flatten(1).clone()
+        self._taps = (outputs, channels, math.prod(kernel))
         axes = [_Axis(*values) for values in zip(sizes, kernel, stage.stride, stage.padding, strict=True)]
         rows, columns = axes
-        self._padding = (columns.padding, columns.padding, rows.padding, rows.padding)
-        self._column_index = _outer(rows.column_index, columns.column_index, columns.padded)
-        self._margins = (*columns.margins, *rows.margins)
-        self._window_index = _outer(rows.window_index, columns.window_index, columns.window_size)
+        self._patches = _Patches(rows.under_outputs, columns.under_outputs)
+        self._windows = _Patches(rows.around_tiles, columns.around_tiles)
         self._tiles = (rows.stride, columns.stride, rows.tiles, columns.tiles)
         taps = _pairs(rows.tap_index, columns.tap_index, columns.kernel)
         self._kernel_index = _kernel_index(taps, outputs, channels, math.prod(kernel)).to(stage.weight.device)
         self._rows = channels * rows.stride * columns.stride
+        self._kernel = self._ordered(stage.weight.reshape(1, -1))[0]
         self._pulling = self._rearranged(stage.weight.reshape(1, -1))[0]
-        self._column_index = self._column_index.to(stage.weight.device)
-        self._window_index = self._window_index.to(stage.weight.device)
 
     def columns(self, x: Tensor) -> Tensor:
-        """Gather the patch under every output: [L, B, I a b, h w]."""
-        return self._gathered(x, self._padding, self._column_index, self._kernel[0].numel())
+        """Gather the patch under every output: [L, B, h w, a b I]."""
+        return self._patches(x)
 
     def windows(self, y: Tensor) -> Tensor:
-        """Gather the outputs around every tile of input pixels: [L, B, O d e, tiles]."""
-        return self._gathered(y, self._margins, self._window_index, self._pulling[0].numel())
+        """Gather the outputs around every tile of input pixels: [L, B, tiles, d e O]."""
+        return self._windows(y)
 
     def push(self, columns: Tensor) -> Tensor:
         """Return the convolution."""
-        made = products(self._kernel, columns.flatten(0, 1))
-        return made.view(*columns.shape[:2], *self._made)
+        return self._pushed(columns).view(*columns.shape[:2], *self._made)
 
     def pull(self, windows: Tensor) -> Tensor:
         """Return the transposed convolution."""
-        return self._untiled(products(self._pulling, windows.flatten(0, 1)), *windows.shape[:2])
+        return self._untiled(self._pulled(windows), *windows.shape[:2])
 
-    def push_each(self, columns: Tensor, weights: Tensor) -> Tensor:
-        """Return the convolution, lane by lane."""
-        kernels = weights.view(len(weights), len(self._kernel), -1)
-        made = products(_for_each(kernels, columns.shape[1]), columns.flatten(0, 1))
+    def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return the convolution, lane by lane, plus that of `shared`."""
+        started = None if shared is None else self._pushed(shared)
+        made = products(_for_each(self._ordered(weights), columns.shape[1]), columns.flatten(0, 1).mT, started)
         return made.view(*columns.shape[:2], *self._made)
 
-    def pull_each(self, windows: Tensor, weights: Tensor) -> Tensor:
-        """Return the transposed convolution, lane by lane."""
+    def pull_each(self, windows: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return the transposed convolution, lane by lane, plus that of `shared`."""
+        started = None if shared is None else self._pulled(shared)
         kernels = _for_each(self._rearranged(weights), windows.shape[1])
-        return self._untiled(products(kernels, windows.flatten(0, 1)), *windows.shape[:2])
+        return self._untiled(products(kernels, windows.flatten(0, 1).mT, started), *windows.shape[:2])
+
+    def _pushed(self, columns: Tensor) -> Tensor:
+        return products(self._kernel, columns.flatten(0, 1).mT)
+
+    def _pulled(self, windows: Tensor) -> Tensor:
+        return products(self._pulling, windows.flatten(0, 1).mT)
 
     def _untiled(self, tiles: Tensor, lanes: int, batch: int) -> Tensor:
         """Put pixels [..., I r s, tiles] back to their places: [L, B, I, H, W]."""
         row_stride, column_stride, rows, columns = self._tiles
         channels, height, width = self._shape
-        if row_stride == column_stride == 1:
-            return tiles.reshape(lanes, batch, channels, rows, columns)
-        apart = tiles.view(lanes, batch, channels, row_stride, column_stride, rows, columns)
-        joined = apart.permute(0, 1, 2, 5, 3, 6, 4).reshape(
-            lanes, batch, channels, rows * row_stride, columns * column_stride
-        )
-        return joined[..., :height, :width]
+        if row_stride == column_stride:
+            planes = tiles.reshape(lanes * batch, -1, rows, columns)
+            joined = planes if row_stride == 1 else F.pixel_shuffle(planes, row_stride)
+        else:
+            apart = tiles.view(lanes, batch, channels, row_stride, column_stride, rows, columns)
+            joined = apart.permute(0, 1, 2, 5, 3, 6, 4)
+        full = joined.reshape(lanes, batch, channels, rows * row_stride, columns * column_stride)
+        return full[..., :height, :width]
 
     def weight_gradient(self, y: Tensor, columns: Tensor) -> Tensor:
         """Return the correlation of y with the inputs."""
         lanes, batch = y.shape[:2]
-        each = products(y.flatten(0, 1).flatten(2), columns.flatten(0, 1).mT)
-        return each.flatten(1) if batch == 1 else each.reshape(lanes, batch, -1).sum(1)
+        _, channels, area = self._taps
+        each = products(y.flatten(0, 1).flatten(2), columns.flatten(0, 1))
+        summed = each if batch == 1 else each.reshape(lanes, batch, *each.shape[1:]).sum(1)
+        return summed.reshape(lanes, -1, area, channels).transpose(2, 3).reshape(lanes, -1)
 
-    def _gathered(self, x: Tensor, padding: tuple[int, ...], index: Tensor, rows: int) -> Tensor:
-        lanes, batch = x.shape[:2]
-        planes = F.pad(x, padding).reshape(lanes * batch * x.shape[2], -1)
-        return planes.index_select(1, index).view(lanes, batch, rows, -1)
+    def _ordered(self, weights: Tensor) -> Tensor:
+        """Return flat kernels [L, |W|] as matrices over patches, [L, O, a b I]."""
+        return weights.view(len(weights), *self._taps).transpose(2, 3).reshape(len(weights), self._taps[0], -1)
 
     def _rearranged(self, weights: Tensor) -> Tensor:
-        """Return flat kernels [L, |W|] as the matrices of the transposed map, [L, I r s, O d e]."""
+        """Return flat kernels [L, |W|] as the matrices of the transposed map, [L, I r s, d e O]."""
         return F.pad(weights, (0, 1)).index_select(1, self._kernel_index).view(len(weights), self._rows, -1)
+
+
+@dataclass(frozen=True)
+class _Sliding:
+    """A window that slides along one dimension.
+
+    Attributes:
+        before, after: zeros added in front of and behind what it slides over.
+        start: its first place, counted from the first zero.
+        length, stride, count: of the window, of its steps, and how many places it takes.
+    """
+
+    before: int
+    after: int
+    start: int
+    length: int
+    stride: int
+    count: int
+
+
+class _Patches:
+    """Gathers patches of planes, [L, B, C, H, W] -> [L, B, places, rows columns C].
+
+    Args:
+        rows: how a patch moves down.
+        columns: how it moves to the right.
+    """
+
+    def __init__(self, rows: _Sliding, columns: _Sliding) -> None:
+        self._rows, self._columns = rows, columns
+
+    def __call__(self, x: Tensor) -> Tensor:
+        lanes, batch, channels, height, width = x.shape
+        rows, columns = self._rows, self._columns
+        tall, wide = rows.before + height + rows.after, columns.before + width + columns.after
+        padded = x.new_zeros(lanes * batch, tall, wide, channels)
+        inner = padded[:, rows.before : rows.before + height, columns.before : columns.before + width]
+        inner.copy_(x.flatten(0, 1).permute(0, 2, 3, 1))
+        line = wide * channels
+        patches = padded.as_strided(
+            (lanes * batch, rows.count, columns.count, rows.length, columns.length * channels),
+            (tall * line, rows.stride * line, columns.stride * channels, line, 1),
+            rows.start * line + columns.start * channels,
+        )
+        return patches.reshape(lanes, batch, rows.count * columns.count, -1)
 
 
 class _Axis:
@@ -182,15 +236,13 @@ class _Axis:
 
     def __init__(self, size: int, kernel: int, stride: int, padding: int) -> None:
         outputs = (size + 2 * padding - kernel) // stride + 1
-        self.kernel, self.stride, self.padding = kernel, stride, padding
-        self.padded = size + 2 * padding
-        self.column_index = torch.arange(kernel)[:, None] + stride * torch.arange(outputs)
+        self.kernel, self.stride = kernel, stride
+        self.under_outputs = _Sliding(padding, padding, 0, kernel, stride, outputs)
         self.tiles = -(-size // stride)
         offsets = torch.arange(-((kernel - 1 - padding) // stride), (stride - 1 + padding) // stride + 1)
         first, last = int(offsets[0]), self.tiles - 1 + int(offsets[-1])
-        self.margins = (max(0, -first), max(0, last - outputs + 1))
-        self.window_size = outputs + sum(self.margins)
-        self.window_index = offsets[:, None] + self.margins[0] + torch.arange(self.tiles)
+        before, after = max(0, -first), max(0, last - outputs + 1)
+        self.around_tiles = _Sliding(before, after, before + first, len(offsets), 1, self.tiles)
         taps = torch.arange(stride)[:, None] + padding - stride * offsets
         self.tap_index = taps.where((taps >= 0) & (taps < kernel), torch.tensor(-1))
 
@@ -200,11 +252,6 @@ def _for_each(matrices: Tensor, batch: int) -> Tensor:
     return matrices if batch == 1 else matrices.repeat_interleave(batch, 0)
 
 
-def _outer(rows: Tensor, columns: Tensor, width: int) -> Tensor:
-    """Return the flat index of every pair of [a, h] and [b, w] in a plane of that width, in the order a, b, h, w."""
-    return (rows[:, None, :, None] * width + columns[None, :, None, :]).reshape(-1)
-
-
 def _pairs(rows: Tensor, columns: Tensor, width: int) -> Tensor:
     """Return the kernel position of every pair of taps [r, d] and [s, e], or -1, as [r, s, d, e]."""
     flat = rows[:, None, :, None] * width + columns[None, :, None, :]
@@ -212,7 +259,10 @@ def _pairs(rows: Tensor, columns: Tensor, width: int) -> Tensor:
 
 
 def _kernel_index(taps: Tensor, outputs: int, channels: int, area: int) -> Tensor:
-    """Return where in flat kernels [O, I, taps], one zero behind them, the transposed map finds its entries."""
+    """Return where in flat kernels [O, I, taps], one zero behind them, the transposed map finds its entries.
+
+    They are ordered as [I, r, s, d, e, O].
+    """
     start = (torch.arange(outputs)[None, :] * channels + torch.arange(channels)[:, None]) * area
-    index = start[:, None, None, :, None, None] + taps[None, :, :, None]
-    return index.where(taps[None, :, :, None] >= 0, torch.tensor(outputs * channels * area)).reshape(-1)
+    index = start[:, None, None, None, None, :] + taps[None, ..., None]
+    return index.where(taps[None, ..., None] >= 0, torch.tensor(outputs * channels * area)).reshape(-1)

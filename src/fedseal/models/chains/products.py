@@ -15,14 +15,17 @@ _LINE = 64
 """Bytes of a cache line, and the alignment of PyTorch's own allocations."""
 
 
-def products(left: Tensor, right: Tensor) -> Tensor:
+def products(left: Tensor, right: Tensor, onto: Tensor | None = None) -> Tensor:
     """Return left @ right, [n, p, q]; not differentiable.
 
     Args:
         left: [n, p, k], or one matrix [p, k] for all.
         right: [n, k, q], or one matrix [k, q] for all.
+        onto: an earlier result to add to, in place.
     """
     count = len(left) if left.dim() == 3 else len(right)
+    if onto is not None:
+        return onto.baddbmm_(_stacked(left, count), _stacked(right, count))
     made = _room(left, count, left.shape[-2], right.shape[-1])
     return torch.bmm(_stacked(left, count), _stacked(right, count), out=made)
 
