@@ -38,6 +38,17 @@ DEAR = tuple(check for check in DEFENCE_CHECKS if check not in CHEAP)
 SAID = "works on images|are choices, without any|locks batch normalisation"
 
 
+REFINED_WORDS = DefenceCase(
+    "refiner",
+    zero="refiner:alpha=0,beta=0",
+    strong=("refiner", "refiner:preset=fast"),
+    random=True,
+    stateful=("refiner:preset=fast",),
+    ground=TEXTS,
+)
+"""Refiner takes texts, but for one of its ways of working."""
+
+
 def refused(name: str, ground: Ground) -> bool:
     return name in OF_PICTURES or (name in OF_NUMBERS and ground is TEXTS)
 
@@ -47,7 +58,7 @@ PLAYED = [
     for ground in GROUNDS
     for case in CASES
     if case.name not in NEEDS_A_FILE and not refused(case.name, ground)
-]
+] + [pytest.param(REFINED_WORDS, id="refiner-text")]
 
 
 @pytest.mark.parametrize("case", PLAYED)
@@ -74,6 +85,8 @@ def test_it_keeps_the_rest_of_the_contract(case: DefenceCase, check: Check[Defen
 @pytest.mark.parametrize("ground", GROUNDS, ids=str)
 @pytest.mark.parametrize("name", sorted({*OF_PICTURES, *OF_NUMBERS} & set(DEFENCES.names())))
 def test_what_makes_no_sense_there_is_refused_in_words(name: str, ground: Ground) -> None:
+    if name == "refiner" and ground is TEXTS:
+        pytest.skip("it refines word vectors")
     if not refused(name, ground):
         pytest.skip("it differentiates by its inputs, which rows of a table are made for")
     with pytest.raises(CapabilityError, match=r"works on images|are choices, without any|locks batch norm") as said:

@@ -24,10 +24,10 @@ from fedseal.data.registry import DATASETS
 from fedseal.defences.pipeline import build_defence
 from fedseal.defences.refiner.defence import Refiner
 from fedseal.defences.refiner.memory import RefinedMemory
-from fedseal.defences.refiner.passes import ClientPasses
+from fedseal.defences.refiner.passes import ClientPasses, blend
 from fedseal.defences.refiner.privacy import mse_judge, noise_judge
 from fedseal.defences.refiner.projection import Ball, distance, project
-from fedseal.defences.refiner.refinement import Descent, blend, refine
+from fedseal.defences.refiner.refinement import Descent, refine
 from fedseal.defences.refiner.utility import (
     BatchUtility,
     Judged,
@@ -91,7 +91,7 @@ class TestIdentity:
 
 
 def utility(network: nn.Module, batch: Batch, second_order: str, **options: bool) -> BatchUtility:
-    passes = ClientPasses(context(network), batch.labels)
+    passes = ClientPasses(context(network), batch)
     scale = public_scale(passes.parameters, layer_factors(passes.parameters, 0.95))
     weighting = Weighting(scale, **options)
     return BatchUtility(passes, passes.gradient(batch.images), weighting, second_order)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class TestUtilityMetric:
         for value, options in ((expected, {}), (squared, {"inside": True})):
             judged = utility(network, batch, "exact", **options)(x_star)
             torch.testing.assert_close(judged.value, value.detach())
-        passes = ClientPasses(context(network), labels)
+        passes = ClientPasses(context(network), batch)
         layers = Weighting(
             public_scale(passes.parameters, layer_factors(passes.parameters, 0.95), elements=False), False
         )
@@ -162,7 +162,7 @@ class TestUtilityMetric:
         network = model(dtype=torch.float64)
         batch = part(3, dtype=torch.float64)
         x_star = blend(batch.images, 0.5, generator(1))
-        passes = ClientPasses(context(network), batch.labels)
+        passes = ClientPasses(context(network), batch)
         weighting = Weighting(public_scale(passes.parameters, layer_factors(passes.parameters, 0.95)))
         judged = SampleUtility(passes, batch.images, batch.labels, weighting, network)(x_star)
         values = []

@@ -12,7 +12,8 @@ batch; warm starts keep a refined image per sample and halve that.
 
 Known breaks: the upload stays within epsilon of the true gradient, so it leaks more than the refined image does; an
 attacker with the public evaluation network uses it as a prior (`prior`), and averages over rounds. Labels are in plain
-view.
+view. Of texts (`words`) word vectors are refined and no embedding's gradient is sent; where the projection moves the
+upload towards the true gradient, the rows of attention hold the true words' vectors again, which the span test reads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedseal.core.batch import Batch
 from fedseal.core.caveat import Caveat
 from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
 from fedseal.core.traits import Traits
@@ -38,7 +39,7 @@ from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
 from fedseal.defences.refiner.privacy import PrivacyJudge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
 from fedseal.defences.refiner.projection import Ball, norm, project
-from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, blend, refine
+from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, refine
 from fedseal.defences.refiner.utility import (
     BatchUtility,
     SampleUtility,
@@ -47,6 +48,7 @@ from fedseal.defences.refiner.utility import (
     layer_factors,
     public_scale,
 )
+from fedseal.defences.refiner.words import WordEvaluator, WordJudge, WordPasses, fit_evaluator, is_text
 
 Preset: TypeAlias = Literal["calibrated", "paper", "fast"]
 
@@ -94,6 +96,7 @@ class _Seen:
     gap: float = 0.0
     projected: bool = False
     radius: float = float("inf")
+    kept: float | None = None
 
     @property
     def refined_share(self) -> float:
@@ -192,6 +195,9 @@ class Refiner(Defence):
         self._memory = RefinedMemory(self.warm)
         self._true: Tensors = {}
         self._scale: Tensor = torch.ones(())
+        self._texts: Tensor | None = None
+        self._evaluator: WordEvaluator | None = None
+        self._sent: Tensors | None = None
         self._seen: _Seen | None = None
         self._passes = 0.0
         self._radius = 0.0
@@ -214,29 +220,58 @@ class Refiner(Defence):
             return self._noise
         return mse_judge if self.privacy == "mse" else lpips_judge()
 
+    def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
+        """Keep a client's texts, of which the evaluation network of words is trained; of images nothing is needed."""
+        self._texts = dataset.inputs if is_text(dataset) else None
+        self._evaluator = None
+        return dataset
+
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
-        """Replace the images by refined ones, and keep their true gradient for the projection."""
+        """Replace the images by refined ones, and keep their true gradient for the projection.
+
+        Texts stay as they are, since no text has the vectors that were refined; the gradient is replaced instead.
+        """
         if not self.acts:
             return batch
         if context.step == 0:
             self._passes = 0.0
-        passes = ClientPasses(context, batch.labels)
-        images = passes.images(batch.images)
+        passes = WordPasses(context, batch) if is_text(batch) else ClientPasses(context, batch)
+        images, judge = passes.private, self._judge_of(passes, batch)
         self._true = passes.gradient(images)
         self._scale = public_scale(
             passes.parameters, layer_factors(passes.parameters, self.tau), elements=self.elements
         )
         keys = self._memory.keys(batch)
-        start, known = self._memory.recall(keys, blend(images, self.alpha, context.generator))
-        refined = refine(
-            start, images, self._utility(passes, images, batch, context), self._judge, self._descent(known)
-        )
+        start, known = self._memory.recall(keys, passes.blended(self.alpha, context.generator))
+        descent = replace(self._descent(known), bounds=passes.bounds)
+        refined = refine(start, images, self._utility(passes, images, batch, context), judge, descent)
         self._memory.keep(keys, refined.images)
         self._passes += 1 + (2 if self.second_order == "finite-difference" else 3) * refined.steps
         with torch.no_grad():
-            noise, error = self._noise(refined.images).mean(), (refined.images - images).square().mean()
+            noise = (judge if isinstance(passes, WordPasses) else self._noise)(refined.images, images).mean()
+            error = (refined.images - images).square().mean()
         self._seen = _Seen(refined, float(noise), float(error))
+        if isinstance(passes, WordPasses):
+            self._sent = passes.gradient(refined.images)
+            self._seen = replace(self._seen, kept=passes.kept(refined.images))
+            return batch
+        self._sent = None
         return Batch(refined.images.to(batch.images.dtype), batch.labels)
+
+    def _judge_of(self, passes: ClientPasses, batch: Batch) -> PrivacyJudge:
+        """Return PM; for words, that of a network trained on the client's texts when it is first asked."""
+        if not isinstance(passes, WordPasses):
+            return self._judge
+        if self.privacy == "lpips" or self.scope == "sample":
+            raise CapabilityError(
+                "refiner takes texts with scope=batch and the privacy metric noise or mse only.",
+                hint="Leave `scope` and `privacy` out.",
+            )
+        if self.privacy == "mse":
+            return self._judge
+        if self._evaluator is None:
+            self._evaluator = fit_evaluator(batch.inputs if self._texts is None else self._texts, passes.vectors)
+        return WordJudge(self._evaluator, batch.inputs)
 
     def _utility(
         self, passes: ClientPasses, images: Tensor, batch: Batch, context: RoundContext
@@ -252,11 +287,17 @@ class Refiner(Defence):
         return Descent(steps, self.t, self.beta, self.rule, self.rate, self.tolerance, waits)
 
     def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
-        """Bring the refined gradient within the ball round the true one."""
+        """Bring the refined gradient within the ball round the true one; of texts, send nothing of embeddings."""
         if not self.acts:
             return gradient
         radius = self.ball.radius(self._true)
-        sent, gap, projected = project(gradient, self._true, radius)
+        of_refined = gradient if self._sent is None else self._sent
+        sent, gap, projected = project(of_refined, self._true, radius)
+        if self._sent is not None:
+            sent = {
+                name: sent[name].to(value.dtype) if name in sent else torch.zeros_like(value)
+                for name, value in gradient.items()
+            }
         self._true = {}
         self._radius = radius if context.step == 0 else self._radius + radius
         if self._seen is not None:
@@ -286,13 +327,14 @@ class Refiner(Defence):
             return report
         seen, refined = self._seen, self._seen.refined
         outcome = f"projected to {seen.radius:.3g}" if seen.projected else "sent as it is"
+        words = "" if seen.kept is None else f"; {100 * seen.kept:.0f} % of the words are nearest to their own vectors"
         return CostReport(
             state_bytes=report.state_bytes,
             extra_passes=self._passes,
             remarks=(
                 f"refined in {refined.steps} steps to a noise ratio D(x*) of {seen.noise:.3f} and "
                 f"MSE(x*, x) {seen.error:.4f}; |g* - g| = {seen.gap:.3g}, {outcome}; at the start "
-                f"|dUM/dx| = {refined.utility_slope:.2g} and |dPM/dx| = {refined.privacy_slope:.2g}",
+                f"|dUM/dx| = {refined.utility_slope:.2g} and |dPM/dx| = {refined.privacy_slope:.2g}{words}",
             ),
         )
 
@@ -325,7 +367,7 @@ class Refiner(Defence):
         if self.adaptive == "appendix-m" and bounded:
             read = on_the_sphere(self._scale, self._known_radius)
             return AttackerView(self.name, parameters, read=read, channel=channel)
-        prior = noise_prior(self._noise, self.prior) if self.prior else None
+        prior = noise_prior(self._noise, self.prior) if self.prior and self._sent is None else None
         if not bounded:
             return AttackerView(self.name, parameters, image_prior=prior, channel=channel)
         inside = into_the_ball(self._known_radius)
@@ -339,4 +381,5 @@ class Refiner(Defence):
         """Return what the upload is a function of: the refined images, or, moved into the ball, nearly the private."""
         if self._seen is None:
             return Channel()
-        return Channel(deviation=min(self._radius, self._seen.gap), fed=not self._seen.projected)
+        fed = not self._seen.projected and self._sent is None
+        return Channel(deviation=min(self._radius, self._seen.gap), fed=fed)

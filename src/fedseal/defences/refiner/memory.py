@@ -30,7 +30,7 @@ class RefinedMemory:
         """Return what names each sample of a batch; nothing if nothing is remembered."""
         if not self.capacity:
             return []
-        images = batch.images.detach().cpu().contiguous()
+        images = batch.inputs.detach().cpu().contiguous()
         return [
             hashlib.blake2b(
                 image.numpy().tobytes() + label.to_bytes(8, "big", signed=True), digest_size=_DIGEST

@@ -1,4 +1,4 @@
-"""Passes of the client's own loss on other images and at other weights, which leave no trace in the model."""
+"""Passes of the client's own loss on other inputs and at other weights, which leave no trace in the model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ class ClientPasses:
 
     Args:
         context: of the step.
-        labels: of its batch, [B].
+        batch: of the step.
     """
 
-    def __init__(self, context: RoundContext, labels: Tensor) -> None:
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """Between which what is refined stays."""
+
+    def __init__(self, context: RoundContext, batch: Batch) -> None:
         self._context = context
-        self._labels = labels
+        self._batch = batch
         self.parameters = {
             name: _precise(p.detach()) for name, p in context.model.named_parameters() if p.requires_grad
         }
@@ -35,9 +38,14 @@ class ClientPasses:
             if name not in self.parameters
         }
 
-    def images(self, images: Tensor) -> Tensor:
-        """Return images in the precision of the passes."""
-        return _precise(images.detach())
+    @property
+    def private(self) -> Tensor:
+        """The private images [B, C, H, W] in the precision of the passes."""
+        return _precise(self._batch.images.detach())
+
+    def blended(self, alpha: float, source: torch.Generator) -> Tensor:
+        """Return where a refinement starts: private images with a share of noise."""
+        return blend(self.private, alpha, source)
 
     def loss(self, parameters: Tensors, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the client's loss at `parameters` on images [B, C, H, W], with other labels if given."""
@@ -48,7 +56,7 @@ class ClientPasses:
             return output
 
         with client_randomness(self._context):
-            return self._context.loss(bound, Batch(images, self._labels if labels is None else labels))
+            return self._context.loss(bound, Batch(images, self._batch.labels if labels is None else labels))
 
     def gradient(self, images: Tensor) -> dict[str, Tensor]:
         """Return the gradient on images by name, zero where a parameter has no part in the loss."""
@@ -64,6 +72,14 @@ class ClientPasses:
     def variables(self) -> dict[str, Tensor]:
         """Return the parameters as leaves to differentiate by."""
         return {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
+
+
+def blend(images: Tensor, alpha: float, source: torch.Generator) -> Tensor:
+    """Return the noise-blended start (1 - alpha) x + alpha v, v uniform in [0, 1] (Sec. 3.4)."""
+    if alpha == 0:
+        return images
+    noise = torch.rand(images.shape, generator=source, device=source.device).to(images)
+    return torch.lerp(images, noise, alpha)
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class NoiseJudge:
 
 def mse_judge(refined: Tensor, private: Tensor) -> Tensor:
     """Return the mean squared error of each image, [B]."""
-    return (refined - private).square().mean((1, 2, 3))
+    return (refined - private).square().flatten(1).mean(1)
 
 
 def noise_judge(evaluator: Path | None = None) -> NoiseJudge:

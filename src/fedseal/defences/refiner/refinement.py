@@ -1,4 +1,4 @@
-"""Descent on UM - beta PM from a noise-blended start (Sec. 3.4, Eq. 2), images kept in [0, 1].
+"""Descent on UM - beta PM from a noise-blended start (Sec. 3.4, Eq. 2), entries kept within bounds.
 
 Two rules for a step. `plain` is the paper's: x* - lr (grad UM - beta grad PM), lr = 1. How the two terms compare is
 then a matter of the model's initial weights: on a LeNet with PyTorch's, grad UM is a millionth of grad PM and nothing
@@ -36,6 +36,7 @@ class Descent:
         rule: of a step.
         rate: its learning rate.
         tolerance: stop when UM changes by a smaller share and PM by less than this in one step; 0 never stops.
+        bounds: between which every entry stays.
         waits: [B], the first steps that each image does not take; None if all take every step. A remembered image
             among new ones takes the last, short steps only, or it would drift further at every visit.
     """
@@ -47,6 +48,7 @@ class Descent:
     rate: float
     tolerance: float = 0.0
     waits: Tensor | None = None
+    bounds: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Refined:
     """What a descent arrived at.
 
     Attributes:
-        images: x*, [B, C, H, W] in [0, 1].
+        images: x*, [B, C, H, W] in [0, 1], or what else was refined, [B, ...].
         steps: taken.
         utility: UM before the last step.
         gap: |g* - g| before the last step.
@@ -67,14 +69,6 @@ class Refined:
     gap: float
     utility_slope: float
     privacy_slope: float
-
-
-def blend(images: Tensor, alpha: float, source: torch.Generator) -> Tensor:
-    """Return the noise-blended start (1 - alpha) x + alpha v, v uniform in [0, 1] (Sec. 3.4)."""
-    if alpha == 0:
-        return images
-    noise = torch.rand(images.shape, generator=source, device=source.device).to(images)
-    return torch.lerp(images, noise, alpha)
 
 
 def refine(
@@ -101,7 +95,7 @@ def refine(
         values.append((float(judged.value), private_value))
         if _settled(values, descent.tolerance):
             break
-        images = (images - _step(judged, private_slope, descent, step)).clamp(0, 1)
+        images = (images - _step(judged, private_slope, descent, step)).clamp(*descent.bounds)
     return Refined(
         images,
         len(values),
@@ -122,7 +116,7 @@ def _privacy(images: Tensor, private: Tensor, privacy: PrivacyJudge, beta: float
 
 def _step(judged: Judged, privacy: Tensor, descent: Descent, step: int) -> Tensor:
     """Return what is taken off the images: nothing off those that wait."""
-    moves = 1.0 if descent.waits is None else (descent.waits <= step).to(privacy).view(-1, 1, 1, 1)
+    moves = 1.0 if descent.waits is None else _spread((descent.waits <= step).to(privacy), privacy)
     if descent.rule == "plain":
         return moves * descent.rate * (judged.slope - descent.beta * privacy)
     left = max(descent.steps, descent.whole) + 1
@@ -136,8 +130,13 @@ def _step(judged: Judged, privacy: Tensor, descent: Descent, step: int) -> Tenso
 
 def _unit(slope: Tensor) -> Tensor:
     """Scale each image's slope to a root mean square of 1 over its pixels; zero stays zero."""
-    size = slope.square().mean((1, 2, 3), keepdim=True).sqrt()
+    size = _spread(slope.flatten(1).square().mean(1).sqrt(), slope)
     return slope / torch.where(size > 0, size, 1)
+
+
+def _spread(each: Tensor, like: Tensor) -> Tensor:
+    """Return a value per sample [B] in a shape that meets `like` [B, ...]."""
+    return each.view(-1, *[1] * (like.ndim - 1))
 
 
 def _mean_norm(slope: Tensor) -> float:
