@@ -114,6 +114,8 @@ class FiniteDifference:
         self._step = step
         self._central = central
         self._norm = flatten(problem.parameters).norm()
+        self._parameters = {name: p.detach() for name, p in problem.parameters.items()}
+        self._room = {name: torch.empty_like(p) for name, p in self._parameters.items()}
 
     def __call__(self, z: Tensor, lanes: Lanes, weight: float = 1.0, selections: Tensor | None = None) -> Evaluation:
         """Evaluate the lanes in turn."""
@@ -154,7 +156,7 @@ class FiniteDifference:
         return _Match(
             distance.detach(),
             direction.norm(),
-            lambda h: {name: p.addcmul(along[name], h) for name, p in self._problem.parameters.items()},
+            lambda h: self._moved(along, h),
             flat.new_zeros(0) if chosen is None else chosen,
         )
 
@@ -181,12 +183,14 @@ class FiniteDifference:
         return _Match(
             distance.detach(),
             (a * a * own + 2 * a * b * cross + b * b * other).clamp(min=0).sqrt(),
-            lambda h: {
-                name: p.addcmul(seen[name], h * b).addcmul_(dummy[name], h * a)
-                for name, p in self._problem.parameters.items()
-            },
+            lambda h: {name: p.addcmul_(dummy[name], h * a) for name, p in self._moved(seen, h * b).items()},
             products.new_zeros(0),
         )
+
+    @torch.no_grad()
+    def _moved(self, along: Tensors, h: Tensor) -> Tensors:
+        """Return w + h v, valid until the next call: fresh memory for millions of numbers costs more than the sums."""
+        return {name: torch.addcmul(p, along[name], h, out=self._room[name]) for name, p in self._parameters.items()}
 
     def _input_gradient(self, parameters: Tensors, z: Tensor, labels: Tensor | None, kinks: FrozenKinks) -> Tensor:
         kinks.rewind()
