@@ -21,7 +21,7 @@ LEVELS = (
     {"flower", "nvflare"},
     {"site"},
     {"watch"},
-    {"claims"},
+    {"claims", "advice"},
     {"tradeoff", "updates", "inference"},
     {"audit"},
     {"training"},

@@ -84,6 +84,12 @@ CASES = (
         zero="selective-encryption:ratio=0",
         strong=("selective-encryption", "selective-encryption:per_tensor=true", "selective-encryption:common=true"),
     ),
+    DefenceCase(
+        "selective",
+        zero="selective",
+        strong=("selective:encrypt=*", "selective:freeze=*", "selective:prune=*,ratio=0.9"),
+    ),
+    DefenceCase("noisy layers", strong=("selective:noise=*,sigma=0.01",), random=True),
     DefenceCase("none", zero="none", strong=(), exact=("none",)),
     DefenceCase("outpost", zero="outpost:prune=0,noise=0", strong=("outpost:beta=0",), random=True),
     DefenceCase("pixelate", zero="pixelate:block=1", strong=("pixelate",)),

@@ -60,6 +60,15 @@ ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "quantise": ("quantise:bits=32", ("quantise:bits=16", "quantise:bits=8", "quantise:bits=4", "quantise:bits=1")),
     "refiner": ("refiner:epsilon=0", ("refiner:epsilon=0.001,t=2", "refiner:epsilon=1,t=2")),
     "secagg": ("secagg:clients=1", ("secagg:clients=2",)),
+    "selective": (
+        "selective",
+        (
+            "selective:prune=*,ratio=0.9",
+            "selective:noise=*,sigma=0.01",
+            "selective:noise=*,sigma=1",
+            "selective:encrypt=*",
+        ),
+    ),
     "selective-encryption": (
         "selective-encryption:ratio=0",
         ("selective-encryption:ratio=0.5", "selective-encryption:ratio=0.99", "selective-encryption:ratio=1"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from fedseal.audit.cells import NEAR_PRIOR_DB
 from fedseal.audit.plan import base_identity, defence_identity
-from fedseal.audit.setup import Setup
+from fedseal.audit.setup import Setup, Target
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.identity import identity_of
 from fedseal.core.modality import IMAGE
@@ -89,15 +90,18 @@ class Reader:
     def run(self, job: ReadingJob) -> tuple[ReadingRecord, bytes | None]:
         """Read one upload; return the record and, where there is one, the map of its pixels as a safetensors file."""
         sigma: dict[str, float | None] = {}
+        cost: dict[str, Any] = {}
         try:
+            played = self._play(job)
+            cost = _cost(played)
             if self._setup.private.modality != IMAGE:
                 raise CapabilityError(_NOT_NEAR.format(self._setup.private.modality))
-            upload = self._upload(job)
+            upload = _upload(played)
             reading = self._confirmed(job, upload, self._read(upload))
             if self._says_nothing(job) and disagreement(upload):
                 reading = replace(reading, remarks=(*reading.remarks, _UNDECLARED))
             if job.defence == "none" and job.target == 0 and reading.psnr_db is not None:
-                sigma = self._sigma(upload)
+                sigma = self._sigma(upload, reading)
         except FedsealError as error:
             reading = unknown(str(error))
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the record says what
@@ -110,6 +114,7 @@ class Reader:
             target=job.target,
             weight_seed=self._setup.scenario.weight_seed,
             sigma_for=sigma,
+            cost=cost,
             **found,
         )
         return record, None if reading.pixel_map is None else save({"pixel_map": reading.pixel_map.contiguous()})
@@ -130,8 +135,8 @@ class Reader:
         unread = (
             range(self._setup.scenario.readings, min(self._setup.scenario.targets, _OTHERS)) if not job.target else ()
         )
-        others = (self._upload(replace(job, target=target)) for target in unread)
-        if wrong := disagreement(upload, [self._upload(job, draw) for draw in draws], others):
+        others = (_upload(self._play(replace(job, target=target))) for target in unread)
+        if wrong := disagreement(upload, [_upload(self._play(job, draw)) for draw in draws], others):
             reason = f"the defence is not what it declares to be: {wrong}."
             return replace(unknown(reason, prior_db=reading.prior_db), refuted=True)
         if not draws or upload.fed.images.shape != upload.private.images.shape:
@@ -157,11 +162,8 @@ class Reader:
         fed, own = (torch.cat([part.images for part in parts]).cpu() for parts in zip(*pairs, strict=True))
         return undone_error(fed, own)
 
-    def _upload(self, job: ReadingJob, draw: int = 0) -> Upload:
-        target = self._setup.observe(build_defence(job.defence), job.target, name=job.defence, draw=draw)
-        return upload_behind(
-            target.observation, target.defence, target.config, target.originals, target.fed, target.clients
-        )
+    def _play(self, job: ReadingJob, draw: int = 0) -> Target:
+        return self._setup.observe(build_defence(job.defence), job.target, name=job.defence, draw=draw)
 
     def _read(self, upload: Upload) -> IdealReading:
         return ideal_reading(upload, self._prior, self._options(upload))
@@ -174,10 +176,25 @@ class Reader:
             labels_known=self._setup.scenario.attacker.labels == "true",
         )
 
-    def _sigma(self, upload: Upload) -> dict[str, float | None]:
-        """Return the noise each level needs, where one Jacobian answers for all of them."""
+    def _sigma(self, upload: Upload, reading: IdealReading) -> dict[str, float | None]:
+        """Return the noise each level needs, and the lowest reading of all, where one Jacobian answers for them."""
         options = self._options(upload)
         if not can_be_formed(upload, options):
             return {}
-        found = sigma_for_levels(upload, self._prior, LEVELS_DB, options)
-        return {f"{level:g}": sigma for level, sigma in found.items()}
+        names = {level: f"{level:g}" for level in LEVELS_DB}
+        if reading.prior_db is not None:
+            names[reading.prior_db + NEAR_PRIOR_DB] = "low"
+        found = sigma_for_levels(upload, self._prior, list(names), options)
+        return {names[level]: sigma for level, sigma in found.items()}
+
+
+def _upload(played: Target) -> Upload:
+    return upload_behind(
+        played.observation, played.defence, played.config, played.originals, played.fed, played.clients
+    )
+
+
+def _cost(played: Target) -> dict[str, Any]:
+    sent = played.observation.update.tensors
+    dense = sum(tensor.numel() * tensor.element_size() for tensor in sent.values())
+    return asdict(played.cost) | {"dense_bytes": dense, "protocol_bytes": played.defence.protocol_bytes(sent)}

@@ -54,6 +54,7 @@ def run_audit(
     address: str | None = None,
     command: str = "fedseal audit",
     watcher: Watcher | None = None,
+    only_read: bool = False,
 ) -> Run:
     """Run all trials of `scenarios` that `directory` does not hold yet, and return the run.
 
@@ -68,6 +69,7 @@ def run_audit(
         address: of the cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; None for one of this machine's own.
         command: what to print as the way to reproduce the run.
         watcher: told of progress.
+        only_read: compute what updates hold, and what is proven, and attack nothing.
 
     Example:
         >>> import fedseal, tempfile
@@ -84,7 +86,7 @@ def run_audit(
     loaded = Loaded(root)
     setups = [build_setup(scenario, data_root=root, device=device, stages=stages, loaded=loaded) for scenario in played]
     _check_weights(setups)
-    plans = [plan_jobs(setup) for setup in setups]
+    plans = [() if only_read else plan_jobs(setup) for setup in setups]
     readings = [plan_readings(setup) for setup in setups]
     for setup in setups:
         _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended

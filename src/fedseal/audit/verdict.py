@@ -115,7 +115,7 @@ def judge(
     grouped: dict[tuple[str, str, str, bool], list[TrialRecord]] = {}
     for record in records:
         grouped.setdefault((record.scenario, record.defence, record.attack, record.aware), []).append(record)
-    ideals = _ideals(readings)
+    ideals = ideals_of(readings)
     measured = []
     for (scenario, defence, attack, aware), members in grouped.items():
         key = (scenario, defence)
@@ -193,7 +193,8 @@ def _contradicts(ideal: Ideal | None) -> bool:
     return any(r.refuted for r in ideal.records) or (ideal.gain_db is not None and ideal.gain_db > CONTRADICTION_DB)
 
 
-def _ideals(readings: Sequence[ReadingRecord]) -> dict[tuple[str, str], Ideal]:
+def ideals_of(readings: Sequence[ReadingRecord]) -> dict[tuple[str, str], Ideal]:
+    """Return what uploads hold, by scenario and defence, over the targets that were read."""
     grouped: dict[tuple[str, str], list[ReadingRecord]] = {}
     for reading in readings:
         grouped.setdefault((reading.scenario, reading.defence), []).append(reading)

@@ -1,6 +1,7 @@
 """The command line. Commands only: each imports what it needs when it runs, so that help answers at once."""
 
 from fedseal.cli import (
+    advise,
     apply,
     audit,
     claims,
@@ -22,6 +23,7 @@ from fedseal.cli import (
 from fedseal.cli.app import app, main
 
 __all__ = [
+    "advise",
     "app",
     "apply",
     "audit",

@@ -23,12 +23,11 @@ def apply_command(
     A defence that is not shown to protect is never taken unasked; asked for by
     name, it carries its standing in the first line.
     """
-    from fedseal.audit.runner import open_run
     from fedseal.core.errors import UsageError
     from fedseal.core.files import write_atomically
-    from fedseal.report.pieces import piece
+    from fedseal.report.pieces import piece_of
 
-    text = piece(open_run(run), to, defence)
+    text = piece_of(run, to, defence)
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -35,7 +35,8 @@ from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.core.traits import Traits
 
 _MASK_BYTES = 8
-_CKKS_BYTES = 96
+FLOAT_BYTES = 4
+CKKS_BYTES = 96
 _FLOOR = 1e-3
 _FEDLEAK = "Fan et al., USENIX Security 2025"
 
@@ -62,6 +63,10 @@ class SecureAggregation(Defence):
     def reshape(self, shape: RoundShape) -> RoundShape:
         """Let the server see the mean of n clients."""
         return replace(shape, clients=max(shape.clients, self.clients))
+
+    def protocol_bytes(self, update: Tensors) -> int:
+        """Return by how much masked integers are longer than floats."""
+        return 0 if self.clients == 1 else (_MASK_BYTES - FLOAT_BYTES) * sum(t.numel() for t in update.values())
 
     def report(self) -> CostReport:
         """Say what ideal aggregation leaves out."""
@@ -135,13 +140,17 @@ class SelectiveEncryption(Defence):
             raise InputError("selective-encryption: its state must be masks of booleans.")
         self._hidden = dict(state)
 
+    def protocol_bytes(self, update: Tensors) -> int:
+        """Return by how much ciphertexts are longer than floats."""
+        return round(self.ratio * sum(t.numel() for t in update.values())) * (CKKS_BYTES - FLOAT_BYTES)
+
     def report(self) -> CostReport:
         """Say what encryption adds to the bytes."""
         if self.ratio == 0:
             return super().report()
-        growth = self.ratio * _CKKS_BYTES + (1 - self.ratio) * 4
+        growth = self.ratio * CKKS_BYTES + (1 - self.ratio) * 4
         remarks = [
-            f"uploads are counted unencrypted; CKKS takes {_CKKS_BYTES} bytes per encrypted value, about "
+            f"uploads are counted unencrypted; CKKS takes {CKKS_BYTES} bytes per encrypted value, about "
             f"{growth:.0f} bytes per parameter in all",
             "positions of what is sent in clear are public",
         ]

@@ -136,6 +136,10 @@ class Pipeline(Defence):
             update = member.server_view(update)
         return update
 
+    def protocol_bytes(self, update: Tensors) -> int:
+        """Add up what the members' protocols add."""
+        return sum(member.protocol_bytes(update) for member in self.members)
+
     def on_aggregate(self, update: Tensors) -> Tensors:
         """Undo in reverse order what members undo on the server."""
         for member in reversed(self.members):

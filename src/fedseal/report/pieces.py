@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedseal.advice.outcome import holds_advice, open_advice
 from fedseal.audit.levels import State
 from fedseal.audit.run import Run
+from fedseal.audit.runner import open_run
 from fedseal.core.errors import UsageError
 from fedseal.core.specs import near_matches
 from fedseal.defences.pipeline import build_defence
@@ -126,6 +129,19 @@ def piece(run: Run, to: str, defence: str | None = None) -> str:
     if chosen == "none":
         raise UsageError("this run recommends no defence: none is needed for what was tested.")
     return HEAD.format(defence=chosen, standing=standing, directory=run.directory.name) + PIECES[to](chosen, run)
+
+
+def piece_of(directory: Path, to: str, defence: str | None = None) -> str:
+    """Return what puts the recommendation in a directory to work, be it an audit's or an advice's."""
+    if not holds_advice(directory):
+        return piece(open_run(directory), to, defence)
+    advice = open_advice(directory)
+    if defence is None and advice.recommended is None:
+        raise UsageError(
+            f"this advice recommends no defence. {advice.paragraph}",
+            hint=f"Name one with --defence: {', '.join(advice.nearest)}." if advice.nearest else None,
+        )
+    return piece(open_run(directory / "audit"), to, defence or advice.recommended)
 
 
 def _dumped(values: dict[str, Any]) -> str:

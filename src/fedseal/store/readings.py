@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,7 +17,10 @@ class ReadingRecord(BaseModel):
         target: index of the batch.
         weight_seed: of the model's weights.
         sigma_for: standard deviation of Gaussian noise on every entry of this upload that would bring the reading down
-            to a level, by the level in dB; only for undefended uploads, None where no noise is needed.
+            to a level, by the level in dB, or to what counts as `low`; only for undefended uploads, None where no noise
+            does it.
+        cost: the defence's cost report of the round as plain data, with the bytes of the dense update
+            (`dense_bytes`) and what a real protocol adds to an upload (`protocol_bytes`).
         artefact: file with the `pixel_map` [B, C, H, W], relative to the run's directory.
     """
 
@@ -39,6 +42,7 @@ class ReadingRecord(BaseModel):
     refuted: bool = False
     per_layer: dict[str, float] = {}
     sigma_for: dict[str, float | None] = {}
+    cost: dict[str, Any] = {}
     seconds: float = 0.0
     remarks: tuple[str, ...] = ()
     artefact: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -74,8 +75,8 @@ class TradeoffScenario(BaseModel):
         """Every defence to be trained and attacked, undefended first."""
         return tuple(dict.fromkeys(("none", *(spec for sweep in self.sweeps for spec in sweep.defences))))
 
-    def training(self) -> TrainingScenario:
-        """Return what is to be trained."""
+    def training(self, specs: Sequence[str] | None = None) -> TrainingScenario:
+        """Return what is to be trained: all of the sweeps, or these defences."""
         return TrainingScenario(
             name=self.name,
             data=self.data,
@@ -85,12 +86,12 @@ class TradeoffScenario(BaseModel):
             clients=self.clients,
             partition=self.partition,
             federation=self.federation,
-            defences=self.specs,
+            defences=self.specs if specs is None else tuple(specs),
             seeds=tuple(range(self.seed, self.seed + self.seeds)),
         )
 
-    def audit(self) -> Scenario:
-        """Return what is to be attacked."""
+    def audit(self, specs: Sequence[str] | None = None, *, readings: int = 0) -> Scenario:
+        """Return what is to be attacked: all of the sweeps, or these defences; `readings` targets of each are read."""
         return Scenario(
             name=self.name,
             data=self.data,
@@ -98,10 +99,10 @@ class TradeoffScenario(BaseModel):
             model=self.attacked_model or self.model,
             client=self.client.model_copy(update={"normalise": self.normalise}),
             attacker=self.attacker,
-            defences=self.specs,
+            defences=self.specs if specs is None else tuple(specs),
             attacks=self.attacks,
             targets=self.targets,
-            readings=0,
+            readings=readings,
             iterations=self.iterations,
             seed=self.seed,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedseal.core.errors import UsageError
 from fedseal.core.files import PathText
-from fedseal.federation.simulation import History
+from fedseal.federation.simulation import History, RoundRecord
 from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.metrics.utility import has_learnt, pmm_over_seeds, reached_target
 from fedseal.store.database import Store
@@ -30,9 +30,10 @@ class Training:
     Attributes:
         defence: its spec.
         seed: of the run.
-        history: as far as it went; None if it was refused before the first round.
-        refused: why it cannot be trained.
+        history: as far as it went; None if it was refused before the first round, or stopped.
+        refused: why it cannot be trained, or was not to the end.
         failed: whether it broke, rather than being ruled out by the set-up.
+        rounds: those played before it was stopped for want of hope; empty where it was not.
     """
 
     defence: str
@@ -40,6 +41,7 @@ class Training:
     history: History | None
     refused: str = ""
     failed: bool = False
+    rounds: tuple[RoundRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,9 @@ def load_training_run(store: Store) -> TrainingRun:
     trainings = []
     for defence, seed, key in meta["trainings"]:
         about: dict[str, Any] = meta.get(f"training/{key}", {"refused": "not finished", "failed": False})
-        if "refused" in about:
+        if about.get("stopped"):
+            trainings.append(Training(defence, seed, None, about["refused"], rounds=store.load_rounds(key)))
+        elif "refused" in about:
             trainings.append(Training(defence, seed, None, about["refused"], about["failed"]))
         else:
             trainings.append(Training(defence, seed, History(**about, rounds=store.load_rounds(key))))

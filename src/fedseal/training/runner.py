@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,18 +30,36 @@ from fedseal.training.run import TrainingRun, load_training_run
 from fedseal.training.scenario import TrainingScenario
 from fedseal.training.setup import Federation, build_federation
 
+Stop: TypeAlias = Callable[[str, int, Sequence[RoundRecord]], str]
+"""Told a defence, a seed and the rounds so far, returns why there should be no more of them; empty to go on."""
+
+
+class _StoppedError(FedsealError):
+    """A training that is not worth its end."""
+
 
 class _Recorder(RoundsShown):
-    """Puts every round into the store as soon as it ended, and shows it."""
+    """Puts every round into the store as soon as it ended, and shows it; ends a training that is to be stopped."""
 
-    def __init__(self, store: Store, key: str, task: Task, watcher: Watcher) -> None:
+    def __init__(
+        self, store: Store, key: str, task: Task, watcher: Watcher, stop: Callable[[Sequence[RoundRecord]], str]
+    ) -> None:
         super().__init__(task, watcher)
-        self._store, self._key = store, key
+        self._store, self._key, self._stop = store, key, stop
+        self._rounds = [*store.load_rounds(key)]
 
     def finished(self, record: RoundRecord, rounds: int) -> None:
         """Keep the round, then show it."""
         self._store.save_rounds(self._key, [record])
         super().finished(record, rounds)
+        self._rounds = [*(one for one in self._rounds if one.round < record.round), record]
+        if record.round + 1 < rounds:
+            self.check()
+
+    def check(self) -> None:
+        """Raise where the rounds so far are enough."""
+        if reason := self._stop(self._rounds):
+            raise _StoppedError(reason)
 
 
 def run_training(
@@ -51,6 +71,7 @@ def run_training(
     workers: int = 1,
     command: str = "fedseal train",
     watcher: Watcher | None = None,
+    stop: Stop | None = None,
 ) -> TrainingRun:
     """Train a scenario under all its defences and seeds, as far as `directory` does not hold it, and return the run.
 
@@ -62,6 +83,8 @@ def run_training(
         workers: clients trained at once, one thread each; no number depends on it.
         command: what to print as the way to reproduce the run.
         watcher: told of progress.
+        stop: asked after every round; a training it stops is kept as far as it went, and goes on where it was when
+            somebody asks for it without.
     """
     watcher = watcher or Watcher()
     for defence in scenario.defences:
@@ -79,18 +102,29 @@ def run_training(
                 key = identity_of(base=base, defence=defence_part(defence))
                 plan.append((defence, seed, key))
                 store.set_meta({"trainings": plan})
-                _train(federation, defence, seed, key, store, watcher, workers)
+                own = partial(stop, defence, seed) if stop is not None else lambda rounds: ""
+                _train(federation, defence, seed, key, store, watcher, workers, own)
         return load_training_run(store)
 
 
 def _train(
-    federation: Federation, defence: str, seed: int, key: str, store: Store, watcher: Watcher, workers: int
+    federation: Federation,
+    defence: str,
+    seed: int,
+    key: str,
+    store: Store,
+    watcher: Watcher,
+    workers: int,
+    stop: Callable[[Sequence[RoundRecord]], str],
 ) -> None:
     """Train one defence, or go on with it; what the set-up does not allow is recorded."""
     rounds = federation.config.rounds
     task = Task(f"{defence}, seed {seed}", rounds, min(len(store.load_rounds(key)), rounds), key)
     watcher.started(task)
+    recorder = _Recorder(store, key, task, watcher, stop)
     try:
+        if task.begun < rounds:
+            recorder.check()
         result = simulate(
             federation.config,
             federation.model,
@@ -98,12 +132,14 @@ def _train(
             federation.test,
             build_defence(defence),
             normalisation=federation.normalisation,
-            listener=_Recorder(store, key, task, watcher),
+            listener=recorder,
             checkpoint=store.directory / "checkpoints" / f"{key}.safetensors",
             workers=workers,
         )
     except StorageError:
         raise
+    except _StoppedError as stopped:
+        store.set_meta({f"training/{key}": {"refused": stopped.message, "failed": False, "stopped": True}})
     except FedsealError as error:
         failed = not isinstance(error, UsageError | CapabilityError)
         store.set_meta({f"training/{key}": {"refused": str(error), "failed": failed}})

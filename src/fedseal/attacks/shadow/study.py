@@ -19,7 +19,7 @@ from fedseal.attacks.shadow.ranges import Choice, Range, tunable, with_options
 from fedseal.attacks.shadow.targets import play_shadows, split_public
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Batch
-from fedseal.core.errors import CapabilityError, FedsealError, UsageError
+from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.files import write_atomically
 from fedseal.core.hashing import hash_json
 from fedseal.core.identity import identity_of
@@ -27,6 +27,7 @@ from fedseal.core.knowledge import Rehearse
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import derive_seed
 from fedseal.core.specs import parse_spec
+from fedseal.core.studies import finished_trials, load_optuna, open_study
 from fedseal.data.places import cache_directory
 
 Heard = Callable[[int, str, float], None]
@@ -73,7 +74,7 @@ def tune(
         seed: of shadows and sampler.
         heard: told of each trial.
     """
-    optuna = _optuna()
+    optuna = load_optuna("tuning an attack")
     ranges = tunable(spec)
     parted = split_public(observation, shadows, seed)
     if parted is None:
@@ -107,12 +108,12 @@ def tune(
     determined_by = {"attack": spec, "iterations": iterations, "shadows": shadows, "seed": seed}
     name = f"{parse_spec(spec).name}-{hash_json(determined_by)[:8]}"
     directory = _directory(observation.model, public, rehearse)
-    study = _opened(optuna, directory / f"{name}.journal", name, seed)
+    study = open_study(optuna, directory / f"{name}.journal", name, seed)
     if "untuned" not in study.user_attrs:
         study.set_user_attr("untuned", quality(spec))
-    study.optimize(objective, n_trials=max(0, trials - _finished(study)))
+    study.optimize(objective, n_trials=max(0, trials - finished_trials(study)))
     best, untuned = study.best_trial, float(study.user_attrs["untuned"])
-    found = Tuned(best.user_attrs["spec"], float(best.value or _FAILED), untuned, _finished(study))
+    found = Tuned(best.user_attrs["spec"], float(best.value or _FAILED), untuned, finished_trials(study))
     if untuned >= found.quality:
         found = replace(found, spec=spec, quality=untuned)
     write_atomically(directory / f"{name}.json", json.dumps({"spec": found.spec, "quality": found.quality}))
@@ -128,30 +129,6 @@ def tuned_specs(model: nn.Module, public: Batch, rehearse: Rehearse) -> tuple[st
 def _directory(model: nn.Module, public: Batch, rehearse: Rehearse) -> Path:
     content = {"images": public.images, "labels": public.labels}
     return cache_directory() / "studies" / identity_of(model=model, public=content, how=rehearse.identity)[:32]
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UsageError(
-            "tuning an attack needs Optuna.", hint='Install it with: pip install "fedseal[tune]".'
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _opened(optuna: Any, journal: Path, name: str, seed: int) -> Any:
-    """Open a study, or go on with the one in the journal."""
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
-    study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-    study.sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "sampler", _finished(study)) % 2**32)
-    return study
-
-
-def _finished(study: Any) -> int:
-    return sum(trial.state.is_finished() for trial in study.trials)
 
 
 def _suggest(trial: Any, name: str, among: Range) -> str:
