@@ -273,7 +273,8 @@ class _Advisor:
 def _varied(found: Sequence[Screened], count: int) -> list[Screened]:
     """Return the first of a list, at most a few of one family as long as others wait."""
     families: dict[str, int] = {}
-    first, later = [], []
+    first: list[Screened] = []
+    later: list[Screened] = []
     for one in found:
         family = "+".join(part.partition(":")[0] for part in split_pipeline(one.defence))
         families[family] = families.get(family, 0) + 1
