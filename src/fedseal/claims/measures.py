@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch.func import functional_call, grad
 
+from fedseal.claims.inferences import inference
 from fedseal.claims.place import Place
 from fedseal.claims.samples import Sample
 from fedseal.core.seeds import generator
@@ -125,5 +126,6 @@ MEASURES: dict[str, Measure] = {
     "magnitude-and-sensitivity": magnitude_and_sensitivity,
     "step-cost": step_cost,
     "distance-and-quality": distance_and_quality,
+    "inference": inference,
 }
 """By the name a declaration uses."""

@@ -54,7 +54,10 @@ def audit_update_command(
     original: Annotated[
         list[Path] | None, typer.Option(help="Private images (PNG, ..., or safetensors `images`) to score against.")
     ] = None,
-    public: Annotated[str | None, typer.Option(help="Data set for chance baselines beside originals.")] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Data set for chance baselines beside originals; text:... for clients who train on text."),
+    ] = None,
     attack: Attacks = None,
     defence: Annotated[str | None, typer.Option(help="Defence the attacker knows was applied.")] = None,
     round_number: Annotated[int | None, typer.Option("--round", help="Which round of a directory.")] = None,
@@ -114,6 +117,10 @@ def audit_update_command(
             "std": None if std is None else numbers(std, float, "--std"),
         },
     )
+    texts = _public_texts(public, data_root)
+    if texts is not None:
+        _audit_texts(source, texts, attack, out, limit, seed=seed, redact=redact, every=every)
+        return
     cases = build_cases(source) if every else [build_case(source)]
     attacks, console, reached = attack or ["auto"], Console(stderr=True), False
     expected = estimated_seconds(cases[0], attacks, iterations=iterations, restarts=restarts, search=search)
@@ -138,6 +145,33 @@ def audit_update_command(
         typer.echo(f"report: {written['html']}")
         reached = reached or (limit is not None and audit.reaches(limit))
     if reached:
+        raise typer.Exit(1)
+
+
+def _public_texts(spec: str | None, data_root: Path | None) -> Any:
+    """Return the data set that brings the tokeniser of text; None where clients hold something else."""
+    from fedseal.core.modality import TEXT
+    from fedseal.data.registry import DATASETS
+
+    found = None if spec is None else DATASETS.build(spec, data_root=data_root)
+    return found if found is not None and found.modality == TEXT else None
+
+
+def _audit_texts(
+    source: Any, data: Any, attacks: list[str] | None, out: Path, limit: Any, *, seed: int, redact: bool, every: bool
+) -> None:
+    from rich.console import Console
+
+    from fedseal.report.update_text import render_text_update_terminal, write_text_update_reports
+    from fedseal.updates.texts import audit_text_update
+
+    if every:
+        raise UsageError("updates of text are audited one by one.", hint="Leave --all out; give --round and --client.")
+    audit = audit_text_update(source, data, attacks, seed=seed, command=command_line())
+    written = write_text_update_reports(audit, out, redact=redact)
+    Console().print(render_text_update_terminal(audit, redact=redact))
+    typer.echo(f"report: {written['markdown']}")
+    if limit is not None and audit.reaches(limit):
         raise typer.Exit(1)
 
 

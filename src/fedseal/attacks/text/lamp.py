@@ -3,16 +3,22 @@
 Equations: Balunovic et al. (NeurIPS 2022), Sec. 4: minimise the distance of gradients (mean of one minus the cosine,
 or TAG's) plus `norm` times (mean length of the vectors - that of the embeddings)^2; every `every` steps, after a tenth
 of them, try `proposals` rearrangements of each text (two words swapped, one moved, a span moved, a prefix put behind)
-and keep the one of least distance plus `fluency` times the loss of the language model.
+and keep the best by distance and `fluency` times the loss of the language model.
 Threat model: honest but curious server that knows labels, or infers them, the lengths of the texts, and public texts.
-Departures: the language model is one of pairs of neighbours in the public texts, with the clients' own tokens, so that
-nothing is tokenised again (the authors trained a GPT-2 on the victim's vocabulary); the mean length of embeddings is
-the model's own, not 1.4; `layers` matches the first blocks only.
+Departures: a rearrangement is judged by the logarithm of the distance plus `fluency` times the language model's loss,
+and TAG's distance is counted in that of the start: the authors' weights are in the units of BERT's gradients, and on a
+smaller model, whose distances come near zero, they let the language model alone decide. The language model is one of
+pairs of neighbours in the public texts, with the clients' own tokens, so that nothing is tokenised again (the authors
+trained a GPT-2 on the victim's vocabulary); the mean length of embeddings is the model's own, not 1.4; `layers` matches
+the first blocks only.
 Cost: a second derivative per step, a first one for each rearrangement.
 Known breaks: as of `tag`.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +32,7 @@ from fedseal.core.registry import Info
 _BURN_IN = 0.1
 _STEP, _KEPT = 50, 0.89
 """The rate falls to that share every so many steps."""
+_TINY = 1e-30
 
 
 @register_attack(
@@ -48,8 +55,8 @@ class Lamp(EmbeddingAttack):
         starts: random starts of which the best is taken, then as many orders of it.
         every: steps between rearrangements.
         proposals: rearrangements tried of each text.
-        norm: weight of the vectors' length; 1 for the cosine and 25 for `l1l2` if None.
-        fluency: weight of the language model; 0.2 for the cosine and 60 for `l1l2` if None.
+        norm: weight of the vectors' length.
+        fluency: weight of the language model: a text that is likelier by one nat may be further off by this share.
     """
 
     def __init__(
@@ -61,13 +68,12 @@ class Lamp(EmbeddingAttack):
         starts: int = 500,
         every: int = 75,
         proposals: int = 200,
-        norm: float | None = None,
-        fluency: float | None = None,
+        norm: float = 1.0,
+        fluency: float = 0.2,
     ) -> None:
         self.match, self.iterations, self.rate, self.layers = match, iterations, rate, layers
         self.starts, self.every, self.proposals = starts, every, proposals
-        self.norm = norm if norm is not None else (1.0 if match == "cosine" else 25.0)
-        self.fluency = fluency if fluency is not None else (0.2 if match == "cosine" else 60.0)
+        self.norm, self.fluency = norm, fluency
 
     def start(self, problem: TextProblem, source: torch.Generator) -> Tensor:
         """Return the best of random starts, then of its orders, at the embeddings' mean length."""
@@ -77,6 +83,12 @@ class Lamp(EmbeddingAttack):
         best = min(orders, key=lambda words: float(problem.mismatch(words, graph=False).detach()))
         size = best.norm(dim=2, keepdim=True).clamp(min=1e-12)
         return problem.framed(best / size * norm_of(problem))
+
+    def counted(self, problem: TextProblem, words: Tensor) -> TextProblem:
+        """Count TAG's distance in that of the start, as the cosine's is 1 there by itself."""
+        if self.match == "cosine":
+            return problem
+        return replace(problem, unit=max(float(problem.mismatch(words, graph=False).detach()), _TINY))
 
     def objective(self, problem: TextProblem, words: Tensor) -> Tensor:
         """Return the distance, and how far the vectors' lengths are from words'."""
@@ -109,7 +121,7 @@ class Lamp(EmbeddingAttack):
 
     def _score(self, problem: TextProblem, words: Tensor, prior: Bigrams | None) -> float:
         with torch.enable_grad():
-            value = float(problem.mismatch(words, graph=False).detach())
+            value = math.log(max(float(problem.mismatch(words, graph=False).detach()), _TINY))
         if prior is None:
             return value
         texts = problem.tokeniser.content(problem.read(words))

@@ -59,7 +59,9 @@ class Lora(Attack):
             words = [] if ground.first.blind else candidates(ground).bag
             words = [token for token in words if token not in ground.tokeniser.special]
             found.append(
-                Reconstruction(filled([words] * count, count), labels_of(seen, seed), 0.0, notes=(law(ground),))
+                Reconstruction(
+                    filled([words] * count, count), labels_of(seen, seed), 0.0 if words else 1.0, notes=(law(ground),)
+                )
             )
         if listener is not None:
             listener(1.0, torch.zeros(len(found), image_count(observations[0]), 1, dtype=torch.long))

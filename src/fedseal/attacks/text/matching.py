@@ -57,6 +57,7 @@ class TextProblem:
         free: where words stand, [B, T].
         observation: that is attacked.
         distance: of gradients.
+        unit: in which it is counted.
     """
 
     model: nn.Module
@@ -68,6 +69,7 @@ class TextProblem:
     free: Tensor
     observation: Observation
     distance: Distance
+    unit: float = 1.0
 
     @property
     def vectors(self) -> Tensor:
@@ -100,7 +102,7 @@ class TextProblem:
 
     def mismatch(self, words: Tensor, *, graph: bool = True) -> Tensor:
         """Return the distance of vectors' gradient from the one observed."""
-        return self.distance(self.gradient(words, graph=graph), self.wanted)
+        return self.distance(self.gradient(words, graph=graph), self.wanted) / self.unit
 
     def read(self, words: Tensor) -> Tensor:
         """Return the ids [B, T] of the tokens whose embeddings vectors are closest to in direction."""

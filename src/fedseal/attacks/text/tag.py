@@ -56,7 +56,9 @@ class EmbeddingAttack(Attack):
 
     def _descend(self, problem: TextProblem, seen: Observation, steps: int, seed: int) -> Reconstruction:
         source = generator(seed, self.name)
-        words = self.start(problem, source).requires_grad_()
+        words = self.start(problem, source)
+        problem = self.counted(problem, words)
+        words.requires_grad_()
         optimiser = torch.optim.Adam([words], lr=self.rate)
         best, least, trace = words.detach().clone(), float("inf"), []
         for step in range(steps):
@@ -78,6 +80,10 @@ class EmbeddingAttack(Attack):
     def start(self, problem: TextProblem, source: torch.Generator) -> Tensor:
         """Return where the search begins."""
         return problem.start(source)
+
+    def counted(self, problem: TextProblem, words: Tensor) -> TextProblem:
+        """Return the problem with the unit in which its distance is counted, by where the search begins."""
+        return problem
 
     def objective(self, problem: TextProblem, words: Tensor) -> Tensor:
         """Return what is minimised."""

@@ -72,7 +72,8 @@ class Words(Attack):
         words = [token for token in bag if token not in special]
         how = "exactly these words occurred" if exact else "rows do not vanish; these stand out"
         note = f"{len(words)} words read off the embedding's gradient: {how}, in whatever order and number"
-        return Reconstruction(filled([words] * count, count), labels_of(observation, seed), 0.0, notes=(note,))
+        labels, sure = labels_of(observation, seed), 0.0 if exact else 0.5
+        return Reconstruction(filled([words] * count, count), labels, sure, notes=(note,))
 
 
 def bag_of(rows: Tensor) -> tuple[list[int], bool]:
