@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedseal.attacks.spectrum import CLEAR, largest_gap
+
 _CLEARLY, _BEYOND, _LEAST = 4.0, 16, 0.25
 """How a gap stands out: by how much, from how many of the next ones, and the least logarithm these are taken for."""
-
-_CLEAR = 30.0
-"""Neighbours in a spectrum without an end are closer than this by far."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class SpanTest:
     @property
     def blind(self) -> bool:
         """Whether the test says nothing: the span is empty, or everything, or nobody can tell where it ends."""
-        return self.rank == 0 or self.full or self.rank >= self.basis.shape[1] or self.gap < _CLEAR
+        return self.rank == 0 or self.full or self.rank >= self.basis.shape[1] or self.gap < CLEAR
 
     @property
     def limit(self) -> float:
@@ -78,21 +77,19 @@ def _levels_off(beyond: Tensor, rounding: float) -> bool:
 def before_gap(values: Tensor, floor: float) -> tuple[int, float]:
     """Return how many of falling `values` come before the gap that ends the signal, and the largest ratio.
 
-    That gap is the largest, or a later one that stands out as clearly from what follows: in powers of ten it is
-    `_CLEARLY` times the largest of the next ratios, as no ratio of neighbours in noise is. What is below `floor` counts
-    as `floor`: rounding makes it of zeros. Without any value above it: 0 and 1.
+    That gap is the largest (`spectrum.largest_gap`), or a later one that stands out as clearly from what follows: in
+    powers of ten it is `_CLEARLY` times the largest of the next ratios, as no ratio of neighbours in noise is. What is
+    below `floor` counts as `floor`: rounding makes it of zeros. Without any value above it: 0 and 1.
     """
-    if len(values) == 0 or float(values[0]) <= floor:
-        return 0, 1.0
+    count, gap = largest_gap(values, floor)
+    if gap <= 1:
+        return count, gap
     above = values.clamp(min=max(floor, 1e-300)).log()
     ratios = above[:-1] - above[1:]
-    if len(ratios) == 0 or float(ratios.max()) <= 0:
-        return len(values), 1.0
-    place = largest = int(ratios.argmax())
-    for later in range(largest + 1, len(ratios) - _BEYOND):
+    for later in range(count, len(ratios) - _BEYOND):
         if float(ratios[later]) > _CLEARLY * max(float(ratios[later + 1 : later + 1 + _BEYOND].max()), _LEAST):
-            place = later
-    return place + 1, float(ratios[largest].exp())
+            count = later + 1
+    return count, gap
 
 
 def joint_span(gradients: Sequence[Tensor]) -> SpanTest:

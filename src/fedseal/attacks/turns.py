@@ -18,13 +18,14 @@ def in_turn(
     seeds: Sequence[int],
     listener: Listener | None,
 ) -> list[Reconstruction]:
-    """Attack each observation by itself; the listener sees grey where nothing is found yet."""
+    """Attack each observation by itself; the listener sees grey where nothing is found yet, or not in that shape."""
     found: list[Reconstruction] = []
     shape = (len(observations), image_count(observations[0]), *observations[0].knowledge.input_shape)
     shown = torch.full(shape, 0.5)
     for place, (observation, seed) in enumerate(zip(observations, seeds, strict=True)):
         found.append(attack_one(observation, seed))
         if listener is not None:
-            shown[place] = found[-1].images.to(shown)
+            if found[-1].images.shape == shown[place].shape:
+                shown[place] = found[-1].images.to(shown)
             listener((place + 1) / len(observations), shown.clone())
     return found

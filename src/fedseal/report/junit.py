@@ -95,8 +95,8 @@ def _scores(cell: Cell) -> list[str]:
         return []
     return [
         f"risk: {cell.standing.words}" + (f", {DECIDER_WORDS[cell.decided]}" if cell.decided else ""),
-        f"PSNR: {number(cell.psnr.mean)} dB ({span(cell.psnr)}), n = {cell.psnr.n}",
-        f"best guess: {cell.baseline}, {number(cell.baseline_psnr)} dB",
+        f"{cell.scale.title}: {number(cell.psnr.mean)} {cell.scale.unit} ({span(cell.psnr)}), n = {cell.psnr.n}",
+        f"best guess: {cell.baseline}, {number(cell.baseline_psnr)} {cell.scale.unit}",
         f"singled out: {picked_words(cell.picked) or 'too few strangers'}",
         f"labels: {label_words(cell.labels)}",
         f"ideal: {ideal_words(cell.ideal)}",

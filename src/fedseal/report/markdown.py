@@ -7,12 +7,8 @@ import html
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.scales import PSNR
 from fedseal.report.words import ideal_words, label_words, picked_share
-
-_HEAD = (
-    "| attack | defence | attacker | PSNR (dB) | SSIM | LPIPS | attacker-best (dB) | best image (dB) | labels | "
-    "over chance (dB) | picked out | ideal (dB) | n | s per batch | risk | decided by |\n" + "|---" * 16 + "|\n"
-)
 
 
 def render_markdown(run: Run) -> str:
@@ -27,9 +23,20 @@ def render_markdown(run: Run) -> str:
             f"{escaped(scenario.model)} on {escaped(scenario.data)}, "
             f"batch {client.batch_size}, local steps {client.local_steps}, "
             f"batch normalisation `{client.bn_mode}`, labels `{scenario.attacker.labels}`, seed {scenario.seed}. "
-            f"{_chance(own)}\n\n" + _HEAD + "\n".join(map(_row, own)) + "\n"
+            f"{_chance(own)}\n\n" + _head(own) + "\n".join(map(_row, own)) + "\n"
         )
     return "\n".join(parts)
+
+
+def _head(cells: list[Cell]) -> str:
+    """Return the table's head in the words of what was measured."""
+    scale = next((cell.scale for cell in cells if cell.psnr is not None), PSNR)
+    unit = scale.unit
+    return (
+        f"| attack | defence | attacker | {scale.title} ({unit}) | SSIM | LPIPS | attacker-best ({unit}) | "
+        f"best {scale.noun} ({unit}) | labels | over chance ({unit}) | picked out | ideal ({unit}) | n | s per batch | "
+        "risk | decided by |\n" + "|---" * 16 + "|\n"
+    )
 
 
 def _chance(cells: list[Cell]) -> str:
@@ -42,7 +49,7 @@ def _chance(cells: list[Cell]) -> str:
         for name in names
     }
     return (
-        "Chance, in dB: "
+        f"Chance, in {done.scale.unit}: "
         + ", ".join(f"{escaped(name.replace('_', ' '))} {value:.1f}" for name, value in means.items())
         + "."
     )

@@ -11,6 +11,7 @@ from fedseal.audit.cells import Cell, Row, Standing
 from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import picked_words
+from fedseal.metrics.scales import PSNR
 from fedseal.report.charts import baseline_name
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
 from fedseal.report.words import decibel, half_width, ideal_words, label_words, number, plural, printable
@@ -76,15 +77,18 @@ def _line(cell: Cell) -> Text:
     kind = "aware" if cell.aware else "naive"
     if cell.psnr is None:
         return Text(f"{kind} {'failed' if cell.failed else 'n/a'}", style="dim")
-    return Text(f"{kind} {decibel(cell.psnr.mean)}{half_width(cell.psnr)}", style=STYLES[cell.standing])
+    figure = decibel(cell.psnr.mean) if cell.scale is PSNR else number(cell.psnr.mean)
+    return Text(f"{kind} {figure}{half_width(cell.psnr)}", style=STYLES[cell.standing])
 
 
 def _remarks(matrix: Matrix) -> list[Text]:
     remarks = []
     worst = worst_cell(cell for row in matrix.rows for cell in row.cells)
     if worst is not None and worst.baseline is not None:
-        guess = f"{printable(baseline_name(worst.baseline))}, {number(worst.baseline_psnr)} dB"
-        remarks.append(Text(f"Mean PSNR in dB ± half of its 95 % interval. Best attainable guess: {guess}."))
+        scale = worst.scale
+        guess = f"{printable(baseline_name(worst.baseline))}, {number(worst.baseline_psnr)} {scale.unit}"
+        said = f"Mean {scale.title} in {scale.unit} ± half of its 95 % interval. Best attainable guess: {guess}."
+        remarks.append(Text(said))
     for row in matrix.rows:
         remarks.extend(_readings(row))
     for square in matrix.squares:

@@ -30,6 +30,7 @@ from fedseal.attacks.reading import attack_model, estimated_gradient, image_coun
 from fedseal.attacks.span import inside, told_apart
 from fedseal.attacks.text.reading import filled, labels_of, tokeniser_of
 from fedseal.attacks.text.spans import GroupTest, adapters_of, group_tests
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
 from fedseal.core.errors import CapabilityError
 from fedseal.core.modality import TEXT
@@ -121,13 +122,7 @@ class Dager(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Attack one update after the other."""
-        found = []
-        for done, (seen, seed) in enumerate(zip(observations, seeds, strict=True)):
-            found.append(self._read(seen, seed))
-            if listener is not None:
-                shown = torch.zeros(len(observations), image_count(seen), 1, dtype=torch.long)
-                listener((done + 1) / len(observations), shown)
-        return found
+        return in_turn(self._read, observations, seeds, listener)
 
     def _read(self, observation: Observation, seed: int) -> Reconstruction:
         ground, count = ground_of(observation), image_count(observation)

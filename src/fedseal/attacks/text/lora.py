@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from fedseal.attacks.reading import image_count
 from fedseal.attacks.text.dager import Ground, candidates, ground_of
 from fedseal.attacks.text.reading import filled, labels_of
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
 from fedseal.core.errors import CapabilityError
 from fedseal.core.modality import TEXT
@@ -53,19 +52,14 @@ class Lora(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Return the words of every update, as the claim for each of its texts."""
-        found = []
-        for seen, seed in zip(observations, seeds, strict=True):
-            ground, count = _adapted(seen), image_count(seen)
-            words = [] if ground.first.blind else candidates(ground).bag
-            words = [token for token in words if token not in ground.tokeniser.special]
-            found.append(
-                Reconstruction(
-                    filled([words] * count, count), labels_of(seen, seed), 0.0 if words else 1.0, notes=(law(ground),)
-                )
-            )
-        if listener is not None:
-            listener(1.0, torch.zeros(len(found), image_count(observations[0]), 1, dtype=torch.long))
-        return found
+        return in_turn(self._read, observations, seeds, listener)
+
+    def _read(self, observation: Observation, seed: int) -> Reconstruction:
+        ground, count = _adapted(observation), image_count(observation)
+        bag = [] if ground.first.blind else candidates(ground).bag
+        words = [token for token in bag if token not in ground.tokeniser.special]
+        sure = 0.0 if words else 1.0
+        return Reconstruction(filled([words] * count, count), labels_of(observation, seed), sure, notes=(law(ground),))
 
 
 def law(ground: Ground) -> str:

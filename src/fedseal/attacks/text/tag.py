@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedseal.attacks.text.matching import Match, TextProblem, problem_of
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
 from fedseal.core.modality import TEXT
 from fedseal.core.observation import Observation
@@ -44,18 +45,11 @@ class EmbeddingAttack(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Attack one update after the other."""
-        found: list[Reconstruction] = []
         steps = budget.iterations or self.iterations
-        for place, (seen, seed) in enumerate(zip(observations, seeds, strict=True)):
-            problem = problem_of(seen, self.match, seed, self.layers)
-            found.append(self._descend(problem, seen, steps, seed))
-            if listener is not None:
-                ids = found[-1].images[None].expand(len(observations), -1, -1)
-                listener((place + 1) / len(observations), ids)
-        return found
+        return in_turn(lambda seen, seed: self._descend(seen, steps, seed), observations, seeds, listener)
 
-    def _descend(self, problem: TextProblem, seen: Observation, steps: int, seed: int) -> Reconstruction:
-        source = generator(seed, self.name)
+    def _descend(self, seen: Observation, steps: int, seed: int) -> Reconstruction:
+        problem, source = problem_of(seen, self.match, seed, self.layers), generator(seed, self.name)
         words = self.start(problem, source)
         problem = self.counted(problem, words)
         words.requires_grad_()

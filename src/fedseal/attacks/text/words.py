@@ -24,6 +24,7 @@ from torch import Tensor
 from fedseal.attacks.reading import attack_model, estimated_gradient, image_count
 from fedseal.attacks.span import before_gap
 from fedseal.attacks.text.reading import filled, labels_of, tokeniser_of
+from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
 from fedseal.core.errors import CapabilityError
 from fedseal.core.modality import TEXT
@@ -61,10 +62,7 @@ class Words(Attack):
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
         """Return the bag of every update, as the claim for each of its texts."""
-        found = [self._read(seen, seed) for seen, seed in zip(observations, seeds, strict=True)]
-        if listener is not None:
-            listener(1.0, torch.zeros(len(found), image_count(observations[0]), 1, dtype=torch.long))
-        return found
+        return in_turn(self._read, observations, seeds, listener)
 
     def _read(self, observation: Observation, seed: int) -> Reconstruction:
         count, special = image_count(observation), tokeniser_of(observation).special
