@@ -327,6 +327,12 @@ def test_help_says_what_arguments_mean(fedseal: Command, command: str, says: str
     assert says in fedseal(command, "--help").out
 
 
+def test_a_command_that_is_none_suggests_another_once(fedseal: Command):
+    answer = fedseal("vieww")
+    assert answer.code == 2
+    assert answer.err.count("'view'") == 1
+
+
 def test_a_broken_plugin_is_said_and_hides_nothing_else(fedseal: Command, monkeypatch: pytest.MonkeyPatch):
     offered = [EntryPoint("broken", "no_such_plugin:metric", "fedseal.metrics")]
     monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: offered)

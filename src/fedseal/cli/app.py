@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    suggest_commands=not hasattr(click.exceptions, "NoSuchCommand"),  # which suggests some itself
     epilog="Exit codes: 0 clean, 1 risk at or above --fail-on or worse than --baseline, 2 usage or input error, "
     "3 trials failed, 4 too little power to pass.",
 )
