@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from fedseal.cli.app import app
 from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
 from fedseal.data.text.dataset import TextDataset
+from fedseal.federation.client import RoundConfig
 from fedseal.federation.fitting import fitting_model
 from fedseal.federation.update_file import RecordedUpdate, UpdateFacts, write_update
+from fedseal.flower import train_round
 from fedseal.testing.texts import observed
 from fedseal.updates.source import UpdateSource
 from fedseal.updates.texts import audit_text_update
@@ -67,6 +70,27 @@ def test_the_command_scores_reports_and_fails_a_build(recorded: Path, original: 
     CliRunner().invoke(app, [*call, "--out", str(tmp_path), "--redact"])
     hidden = (tmp_path / "update.json").read_text() + (tmp_path / "update.md").read_text()
     assert not any(text in hidden for text in attempt["texts"])
+
+
+@pytest.mark.slow
+def test_adapters_of_the_flower_example_tell_their_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="adapters are peft's")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "flower-text"))
+    task = importlib.import_module("text_app.task")
+    model, batch = task.adapters(), task.client_batch(0, 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = train_round(model, [batch], RoundConfig(learning_rate=0.1)).weights
+    trained = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert all("lora_" in name or "head" in name for name in trained)
+    facts = UpdateFacts(kind="delta", round=1, client="a", learning_rate=0.1, local_steps=1, batch_size=1)
+    change = Update({name: after[name] - before[name] for name in trained}, "delta")
+    write_update(tmp_path, RecordedUpdate(change, before, facts))
+    data = task.notes()
+    audit = audit_text_update(UpdateSource("text_app.task:adapters", update=tmp_path), data, ["lora"])
+    (reading,) = audit.readings
+    wanted = set(data.tokeniser.content(batch.inputs)[0])
+    assert reading.certain
+    assert reading.texts[0] == data.tokeniser.show(torch.tensor([sorted(wanted)]))[0]
 
 
 def test_weights_of_another_model_are_refused_by_name(notes: TextDataset, recorded: Path, tmp_path: Path) -> None:
