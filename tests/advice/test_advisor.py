@@ -26,8 +26,15 @@ pytestmark = pytest.mark.slow
 SMALL: dict[str, Any] = {
     "data": "digits:size=8",
     "model": "mlp:width=32",
-    "clients": 4,
-    "federation": {"algorithm": "fedsgd", "rounds": 40, "batch_size": 2, "learning_rate": 0.5, "evaluate_every": 5},
+    "clients": 8,
+    "federation": {
+        "algorithm": "fedsgd",
+        "rounds": 40,
+        "batch_size": 2,
+        "learning_rate": 0.3,
+        "server_momentum": 0.9,
+        "evaluate_every": 5,
+    },
     "defences": ["gaussian"],
     "attacks": ["ig:iterations=20"],
     "targets": 4,

@@ -1,0 +1,199 @@
+"""Leaderboards of kept runs: defences by their readings at equal utility, attacks by what they find at equal time.
+
+Every entry names the scenario it comes from. Entries of different federations are never ranked against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedseal._version import VERSION
+from fedseal.advice.outcome import Advice, holds_advice, open_advice
+from fedseal.audit.levels import RiskLevel, State
+from fedseal.audit.run import Run
+from fedseal.audit.runner import open_run
+from fedseal.audit.scenario import Scenario
+from fedseal.core.errors import InputError
+from fedseal.core.files import write_atomically
+from fedseal.report import words
+from fedseal.report.html import template_environment
+from fedseal.report.markdown import escaped
+
+KEPT = (98.0, 95.0, 90.0, 80.0)
+"""Classes of utility: a defence competes with those that keep as much of the accuracy, in per cent."""
+BUDGETS = (1.0, 10.0, 60.0, 600.0)
+"""Classes of time: an attack competes with all that take no longer, in processor seconds per batch."""
+_LEVELS = [level.words for level in RiskLevel]
+_UNSETTLED = [state.words for state in State if not state.settled]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A line of a board.
+
+    Attributes:
+        name: spec of the defence or attack.
+        figures: in words, in the order of the board's columns.
+    """
+
+    name: str
+    figures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """A ranking within one federation and one class.
+
+    Attributes:
+        title: the class.
+        setting: the federation.
+        columns: of the figures.
+        lines: the best first.
+    """
+
+    title: str
+    setting: str
+    columns: tuple[str, ...]
+    lines: tuple[Ranked, ...]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """All boards."""
+
+    defences: tuple[Board, ...]
+    attacks: tuple[Board, ...]
+
+
+def leaderboard(directories: Sequence[Path]) -> Leaderboard:
+    """Rank what advice and audits in some directories hold."""
+    defences: list[Board] = []
+    attacks: list[Board] = []
+    for directory in directories:
+        if holds_advice(directory):
+            defences += rank_defences(open_advice(directory))
+            attacks += rank_attacks(open_run(directory / "audit"))
+        else:
+            attacks += rank_attacks(open_run(directory))
+    if not defences and not attacks:
+        raise InputError("these runs hold nothing to rank.", hint="Give runs of `fedseal advise` or `fedseal audit`.")
+    return Leaderboard(tuple(defences), tuple(attacks))
+
+
+def rank_defences(advice: Advice) -> Iterator[Board]:
+    """Yield a board for every class of utility: settled and low first, then by what an update holds over a guess."""
+    scenario = advice.scenario
+    size = f"{words.plural(scenario.clients, 'client')}, {words.plural(scenario.federation.rounds, 'round')}"
+    setting = f"{scenario.model} on {scenario.data}, {size}, {words.plural(scenario.client.batch_size, 'image')} a step"
+    entered = [one for one in advice.candidates if one.attacked is not None and one.kept is not None]
+    for least, most in zip((*KEPT, 0.0), (float("inf"), *KEPT), strict=True):
+        own = [one for one in entered if one.kept is not None and least <= one.kept < most]
+        own.sort(key=lambda one: (_gravity(one.attacked.standing if one.attacked else ""), one.screened.exposure))
+        if own:
+            lines = [
+                Ranked(
+                    one.defence,
+                    (
+                        one.attacked.standing if one.attacked else words.ABSENT,
+                        words.ABSENT if one.screened.gain_db is None else f"{one.screened.gain_db:+.1f} dB",
+                        f"{one.kept:.1f} %",
+                        f"{one.upload:.2f}x",
+                    ),
+                )
+                for one in own
+            ]
+            title = f"keeps {least:g} % or more" if least else f"keeps less than {KEPT[-1]:g} %"
+            yield Board(title, setting, ("risk", "update holds", "accuracy kept", "upload"), tuple(lines))
+
+
+def _gravity(standing: str) -> tuple[int, int]:
+    """Return the place of a standing from good to bad: low, what is not known, then leaks by level."""
+    if standing in _UNSETTLED:
+        return 1, 0
+    return (0, 0) if standing == "low" else (2, _LEVELS.index(standing) if standing in _LEVELS else len(_LEVELS))
+
+
+def rank_attacks(run: Run) -> Iterator[Board]:
+    """Yield a board for every scenario, defence and class of time: by the gain over the best guess."""
+    cells = [cell for cell in run.verdict().cells if cell.psnr is not None and cell.excess is not None]
+    scenarios = {scenario.name: scenario for scenario in run.scenarios}
+    for name, defence in dict.fromkeys((cell.scenario, cell.defence) for cell in cells):
+        own = [cell for cell in cells if (cell.scenario, cell.defence) == (name, defence)]
+        setting = f"{_federation(scenarios[name])}, {'undefended' if defence == 'none' else defence}"
+        before = 0
+        for budget in BUDGETS:
+            able = [cell for cell in own if cell.seconds / max(1, len(cell.succeeded)) <= budget]
+            if len(able) == before:
+                continue
+            before = len(able)
+            able.sort(key=lambda cell: -(cell.excess.mean if cell.excess else 0.0))
+            lines = [
+                Ranked(
+                    f"{cell.attack}{' (aware)' if cell.aware else ''}",
+                    (
+                        f"{cell.psnr.mean:.1f} {cell.scale.unit}" if cell.psnr else words.ABSENT,
+                        words.number(cell.excess.mean if cell.excess else None, sign=True)
+                        + f" ({words.span(cell.excess, sign=True)})",
+                        words.picked_share(cell.picked),
+                        words.duration(cell.seconds / max(1, len(cell.succeeded))),
+                        str(len(cell.succeeded)),
+                    ),
+                )
+                for cell in able
+            ]
+            columns = ("found", "over the best guess", "singled out", "time per batch", "n")
+            yield Board(f"within {words.duration(budget)} per batch", setting, columns, tuple(lines))
+
+
+def _federation(scenario: Scenario) -> str:
+    client = scenario.client
+    steps = "" if client.local_steps == 1 else f", {client.local_steps} local steps"
+    return f"{scenario.model} on {scenario.data}, {words.plural(client.batch_size, 'image')} a step{steps}"
+
+
+def render_leaderboard(boards: Leaderboard) -> str:
+    """Return the boards as Markdown."""
+    parts = [
+        "# Leaderboard\n",
+        "Defences by their readings among those that keep as much of the accuracy, attacks by what they find among "
+        "those that take no longer. Boards of different federations are not comparable; every entry can be run again "
+        "from its scenario. What is *not shown* or has *no power* ranks behind low and before leaks: it is not known. "
+        "How to enter one's own is in CONTRIBUTING.md.\n",
+    ]
+    for title, some in (("Defences", boards.defences), ("Attacks", boards.attacks)):
+        parts.append(f"## {title}\n")
+        parts += list(_boards(some)) or ["No run of this kind has been entered yet.\n"]
+    return "\n".join(parts)
+
+
+def _boards(boards: Iterable[Board]) -> Iterator[str]:
+    setting = ""
+    for board in boards:
+        if board.setting != setting:
+            setting = board.setting
+            yield f"### {escaped(setting)}\n"
+        head = ["", board.title, *board.columns]
+        rows = [[str(place), f"`{line.name}`", *line.figures] for place, line in enumerate(board.lines, 1)]
+        yield (
+            "\n".join(
+                ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+                + ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
+            )
+            + "\n"
+        )
+
+
+def write_leaderboard(boards: Leaderboard, directory: Path) -> tuple[Path, ...]:
+    """Write `leaderboard.md` and `leaderboard.html`; return their paths."""
+    page = template_environment().get_template("leaderboard.html")
+    kinds = (("Defences", boards.defences), ("Attacks", boards.attacks))
+    contents = {
+        "leaderboard.md": render_leaderboard(boards),
+        "leaderboard.html": words.printable(page.render(kinds=kinds, version=VERSION)),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        write_atomically(directory / name, text)
+    return tuple(directory / name for name in contents)
