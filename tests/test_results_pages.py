@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+SAID_BY_PAPERS = {"claims.md"}
+"""Repeats what papers say of their methods, each with what a declared check came to."""
+PAGES = sorted(page for page in (ROOT / "docs" / "results").glob("*.md") if page.name not in SAID_BY_PAPERS)
 CLAIMS = re.compile(r"\b(protect(s|ed|ion)?|safe(st|r|ly|ty)?|secures?|withstands?|resists?|defeats?)\b", re.IGNORECASE)
 HOLDING = re.compile(r"\bholds?\b(?! (enough|\w+ dB))", re.IGNORECASE)
 CONTAINERS = re.compile(
