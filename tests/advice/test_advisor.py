@@ -35,13 +35,14 @@ SMALL: dict[str, Any] = {
         "server_momentum": 0.9,
         "evaluate_every": 5,
     },
+    "attacker": {"labels": "true"},
     "defences": ["gaussian"],
     "attacks": ["ig:iterations=20"],
     "targets": 4,
     "readings": 1,
     "seeds": 1,
     "trials": 4,
-    "front": 2,
+    "front": 3,
 }
 GENEROUS = {"max_accuracy_loss": "95%", "max_upload": "any", "max_time": "any"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -196,6 +197,8 @@ class _Advisor:
         fitting = [one for one in promising if limits.allows_upload(one.upload)]
         self._train([one.defence for one in _varied(fitting, self._scenario.front) if one.defence != "none"])
         for defence in self._by_accuracy(limits.kept):
+            if self._beaten(defence):
+                continue
             self._train([defence] if defence != "none" else [], seeds=self._scenario.seeds)
             if self._candidate(defence).affordable(limits) and self._attack(defence):
                 return defence
@@ -214,13 +217,15 @@ class _Advisor:
 
     def _nearest(self) -> tuple[str, ...]:
         """Return what comes closest: safe at the cost of accuracy, safe at the cost of bytes, and leaky but cheap."""
-        near = [self._safe(self._promising_trained()), self._safe(self._too_large()), self._cheap()]
+        near = [self._safe(self._small_enough()), self._safe(self._too_large()), self._cheap()]
         return tuple(dict.fromkeys(name for name in near if name is not None))
 
-    def _promising_trained(self) -> list[str]:
-        names = [one.defence for one in self._promising() if one.defence in self._trained and one.defence != "none"]
-        reached = {name: self._trained[name].accuracy for name in names}
-        return sorted(names, key=lambda name: -(found.mean if (found := reached[name]) is not None else 0.0))
+    def _small_enough(self) -> list[str]:
+        """Return what may be within the aim and sends no more than it may: trained ones by accuracy, then the rest."""
+        fitting = [one.defence for one in self._promising() if self._limits.allows_upload(one.upload)]
+        reached = {name: self._trained[name].accuracy for name in fitting if name in self._trained and name != "none"}
+        known = sorted(reached, key=lambda name: -(found.mean if (found := reached[name]) is not None else 0.0))
+        return [*known, *(name for name in fitting if name not in self._trained)]
 
     def _too_large(self) -> list[str]:
         large = [one for one in self._promising() if not self._limits.allows_upload(one.upload)]
@@ -228,7 +233,7 @@ class _Advisor:
 
     def _safe(self, names: Sequence[str]) -> str | None:
         """Return the first of a few that an audit holds to be within the aim, trained to its end."""
-        for name in names[:_TRIED]:
+        for name in islice((name for name in names if not self._beaten(name)), _TRIED):
             if self._attack(name):
                 self._train([name], to_the_end=True)
                 return name
@@ -247,6 +252,16 @@ class _Advisor:
                 self._attack(one.defence)
                 return one.defence
         return None
+
+    def _beaten(self, defence: str) -> bool:
+        """Return whether a defence of the family that distorts as much or more was attacked and is outside the aim."""
+        own = self._pool[defence]
+        return any(
+            not found.within
+            and _family(name) == _family(defence)
+            and self._pool[name].objectives[1] >= own.objectives[1]
+            for name, found in self._attacked.items()
+        )
 
     def _attack(self, defence: str) -> bool:
         """Audit a defence beside those that were before; return whether it is within the aim."""
@@ -276,10 +291,15 @@ def _varied(found: Sequence[Screened], count: int) -> list[Screened]:
     first: list[Screened] = []
     later: list[Screened] = []
     for one in found:
-        family = "+".join(part.partition(":")[0] for part in split_pipeline(one.defence))
+        family = _family(one.defence)
         families[family] = families.get(family, 0) + 1
         (first if families[family] <= _PER_FAMILY else later).append(one)
     return [*first, *later][:count]
+
+
+def _family(defence: str) -> str:
+    """Return a defence without its options."""
+    return "+".join(part.partition(":")[0] for part in split_pipeline(defence))
 
 
 def _curves(run: TrainingRun) -> dict[int, Sequence[tuple[int, float]]]:

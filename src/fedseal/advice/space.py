@@ -41,7 +41,7 @@ class Dose:
 DOSES: Mapping[str, Dose] = {
     "gaussian": Dose("sigma", 1e-3, 3.0, lambda x: f"sigma={x:.3g}", (0.03, 0.1, 0.3)),
     "laplace": Dose("scale", 1e-3, 3.0, lambda x: f"scale={x:.3g}", (0.03, 0.1)),
-    "dp-sgd": Dose("sigma", 1e-2, 10.0, lambda x: f"sigma={x:.3g}", (0.3, 1.0)),
+    "dp-sgd": Dose("sigma", 1e-2, 10.0, lambda x: f"sigma={x:.3g}", (0.5, 4.0)),
     "topk": Dose("kept", 1e-3, 0.5, lambda x: f"ratio={1 - x:.4g},feedback=true", (0.01, 0.1)),
     "minmax": Dose("kept", 1e-3, 0.5, lambda x: f"ratio={1 - x:.4g}", (0.01, 0.1)),
     "quantise": Dose("bits", 1, 8, lambda x: f"bits={round(x)}", (1, 4)),
@@ -49,6 +49,8 @@ DOSES: Mapping[str, Dose] = {
 """By the name of a defence; others are tried at the strengths they declare."""
 _ACTIONS = ("encrypt", "freeze", "noise", "prune")
 _LAYER_NOISE = (1e-3, 3.0)
+_AROUND = (0.8, 1.2, 4.0, 12.0)
+"""Of the computed noise, what is tried first: images are gone at once, labels only at several times as much."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Space:
             dose = DOSES[member]
             values = dose.start
             if member in {"gaussian", "laplace"} and self.noise:
-                values = tuple(sorted(min(max(self.noise * by, dose.low), dose.high) for by in (0.5, 1.0, 2.0)))
+                values = tuple(sorted(min(max(self.noise * by, dose.low), dose.high) for by in _AROUND))
             return [{f"{member}.{dose.option}": value} for value in values]
         if member == "secagg":
             return [{}]
