@@ -12,6 +12,7 @@ from fedseal.federation.fitting import fitting_model
 from fedseal.federation.loss import training_loss
 from fedseal.models.registry import build_model
 from fedseal.models.text.access import token_layers
+from fedseal.models.text.attention import earlier
 from fedseal.models.text.llama import Llama
 
 
@@ -67,3 +68,9 @@ def test_models_of_text_refuse_images() -> None:
 def test_frozen_embeddings_are_not_part_of_an_update(notes: TextDataset) -> None:
     model = model_of(notes, "text-encoder:embeddings=frozen")
     assert "words.weight" not in {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_what_comes_later_is_hidden_in_every_precision(dtype: torch.dtype) -> None:
+    weights = earlier(3, torch.zeros(1, dtype=dtype)).float().softmax(-1)[0, 0]
+    assert torch.allclose(weights, torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]))

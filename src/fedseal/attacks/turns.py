@@ -18,14 +18,15 @@ def in_turn(
     seeds: Sequence[int],
     listener: Listener | None,
 ) -> list[Reconstruction]:
-    """Attack each observation by itself; the listener sees grey where nothing is found yet, or not in that shape."""
+    """Attack each observation by itself; the listener sees grey where nothing is found yet."""
     found: list[Reconstruction] = []
     shape = (len(observations), image_count(observations[0]), *observations[0].knowledge.input_shape)
     shown = torch.full(shape, 0.5)
     for place, (observation, seed) in enumerate(zip(observations, seeds, strict=True)):
         found.append(attack_one(observation, seed))
         if listener is not None:
-            if found[-1].images.shape == shown[place].shape:
-                shown[place] = found[-1].images.to(shown)
+            answer = found[-1].images.to(shown)
+            room = shown[place][..., : answer.shape[-1]]  # a bag of words may be longer than a text, or shorter
+            room.copy_(answer[..., : room.shape[-1]])
             listener((place + 1) / len(observations), shown.clone())
     return found

@@ -67,4 +67,5 @@ def seen(ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 def earlier(length: int, like: Tensor) -> Tensor:
     """Return the mask [1, 1, T, T] that hides what comes later."""
-    return torch.full((length, length), MASKED, dtype=like.dtype, device=like.device).triu(1)[None, None]
+    hidden = max(MASKED, torch.finfo(like.dtype).min)  # half precision has no number as low
+    return torch.full((length, length), hidden, dtype=like.dtype, device=like.device).triu(1)[None, None]
