@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {"README", "auto", "claims", "tables"}
+OTHERS = {"README", "auto", "claims", "tables", "text"}
 """The index, a page that a benchmark writes, the ledger of claims, and one that waits for the rest of its runs."""
 MADE = re.compile(r"Made from commit `([0-9a-f]{40})` \(`src/fedseal`: tree `([0-9a-f]{40})`\)")
 

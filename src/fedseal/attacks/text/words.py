@@ -68,7 +68,7 @@ class Words(Attack):
         count, special = image_count(observation), tokeniser_of(observation).special
         bag, exact = bag_of(_rows(observation))
         words = [token for token in bag if token not in special]
-        how = "exactly these words occurred" if exact else "rows do not vanish; these stand out"
+        how = "exactly these words occurred" if exact else "rows do not vanish, or all do; these stand out"
         note = f"{len(words)} words read off the embedding's gradient: {how}, in whatever order and number"
         labels, sure = labels_of(observation, seed), 0.0 if exact else 0.5
         return Reconstruction(filled([words] * count, count), labels, sure, notes=(note,))
@@ -79,7 +79,7 @@ def bag_of(rows: Tensor) -> tuple[list[int], bool]:
     norms = rows.double().norm(dim=1)
     used = torch.nonzero(norms).flatten()
     if len(used) < len(norms):
-        return used.tolist(), True
+        return used.tolist(), len(used) > 0  # without any row nothing was sent
     order = norms.argsort(descending=True)
     count, _ = before_gap(norms[order], 0.0)
     return sorted(order[:count].tolist()), False
