@@ -330,6 +330,7 @@ def _page(kept: dict[str, dict[str, Any]], options: Options) -> str:
         "Targets and public images per row: " + ", ".join(f"{t} and {p:,}" for t, p in counts) + ".",
         f"`auto` is at least as good by the mean in {len(best)} of {len(rows)} rows, and within the interval in "
         f"{len(rows) - len(worse)}" + (f"; it is reliably worse in: {'; '.join(worse)}." if worse else "."),
+        "Four targets make wide intervals: several dB may lie within, so the means are what to look at.",
         *([f"Chosen for its PSNR, its answer singles out less than a single attack's in: {told}."] if fewer else []),
         *([f"Not run yet, so nothing is claimed of: {'; '.join(missing)}."] if missing else []),
         *(_told_of_control(kept[_CONTROL]) if _CONTROL in kept else []),
