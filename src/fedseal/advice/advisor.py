@@ -162,10 +162,16 @@ class _Advisor:
             self._noise = next((sigma for sigma in sigmas if sigma), None)
         return {spec: screened(run, spec) for spec in specs}
 
-    def _audit(self, scenario: Scenario, *, only_read: bool = False) -> Run:
+    def _confirmed(self, defence: str) -> bool:
+        """Return whether a defence may still be within the aim on other weights, batches and draws of noise."""
+        asked = self._scenario.confirming((defence,))
+        again = screened(self._audit(asked, only_read=True, part="confirmation"), defence)
+        return again is not None and again.may_meet(self._limits)
+
+    def _audit(self, scenario: Scenario, *, only_read: bool = False, part: str = "audit") -> Run:
         return run_audit(
             [scenario],
-            self._place / "audit",
+            self._place / part,
             **self._shared,
             **self._where,
             watcher=self._watcher,
@@ -200,7 +206,9 @@ class _Advisor:
             if self._beaten(defence):
                 continue
             self._train([defence] if defence != "none" else [], seeds=self._scenario.seeds)
-            if self._candidate(defence).affordable(limits) and self._attack(defence):
+            if not self._candidate(defence).affordable(limits) or not self._confirmed(defence):
+                continue
+            if self._attack(defence):
                 return defence
         return None
 

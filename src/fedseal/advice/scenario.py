@@ -28,6 +28,11 @@ FAMILIES = (
 """What is looked among by default: everything whose effect takes no training of its own to know."""
 
 
+_OTHER_SEED = 1000
+_CONFIRMED = 4
+"""Uploads of other weights that are read before a defence is recommended."""
+
+
 class AdviceScenario(TradeoffScenario):
     """A federation for which a defence is sought; fields without a word here are `TradeoffScenario`'s.
 
@@ -75,6 +80,11 @@ class AdviceScenario(TradeoffScenario):
     def screening(self, specs: tuple[str, ...]) -> Scenario:
         """Return the audit of which only cheap readings are taken, of one target each."""
         return self._held(self.audit(specs, readings=1))
+
+    def confirming(self, specs: tuple[str, ...]) -> Scenario:
+        """Return an audit with other weights and batches, of which cheap readings of several targets are taken."""
+        again = self.model_copy(update={"seed": self.seed + _OTHER_SEED})
+        return self._held(again.audit(specs, readings=min(_CONFIRMED, self.targets)))
 
     def attacked(self, specs: tuple[str, ...]) -> Scenario:
         """Return the audit of the few that are attacked."""
