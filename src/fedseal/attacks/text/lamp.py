@@ -6,8 +6,8 @@ of them, try `proposals` rearrangements of each text (two words swapped, one mov
 and keep the best by distance and `fluency` times the loss of the language model.
 Threat model: honest but curious server that knows labels, or infers them, the lengths of the texts, and public texts.
 Departures: a rearrangement is judged by the logarithm of the distance plus `fluency` times the language model's loss,
-and TAG's distance is counted in that of the start: the authors' weights are in the units of BERT's gradients, and on a
-smaller model, whose distances come near zero, they let the language model alone decide. The language model is one of
+and TAG's distance is counted in that of the start: the authors' weights are in the units of BERT's gradients, and other
+models have others. The language model is one of
 pairs of neighbours in the public texts, with the clients' own tokens, so that nothing is tokenised again (the authors
 trained a GPT-2 on the victim's vocabulary); the mean length of embeddings is the model's own, not 1.4; `layers` matches
 the first blocks only.

@@ -213,8 +213,7 @@ def frozen(model: nn.Module, embeddings: Embeddings) -> nn.Module:
 def _small(model: nn.Module, width: int) -> None:
     """Draw weights as BERT and GPT-2 do, biases zero: normal with deviation 0.02 at their width of 768.
 
-    Narrower models have wider weights, so that sums over a token's entries are as large. At a plain 0.02 attention is
-    uniform and a text's gradient hardly more than that of its mean word, as in no model that anybody trains.
+    Narrower models have wider weights, so that sums over a token's entries are as large as in theirs.
     """
     deviation = 0.02 * (768 / width) ** 0.5
     with torch.no_grad():
