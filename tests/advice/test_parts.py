@@ -80,7 +80,7 @@ def test_a_space_names_defences_that_exist_and_begins_with_the_computed_noise():
     space = usable(("gaussian", "secagg", "selective", "gaussian+topk"), 1, ("fc", "conv"), 0.2)
     assert "secagg" not in space.families  # nobody to add up with
     asked = [settings["gaussian.sigma"] for settings in space.starts() if settings["family"] == "gaussian"]
-    assert asked == pytest.approx([0.16, 0.24, 0.8, 2.4])
+    assert asked == pytest.approx([0.2, 0.4, 0.8, 2.4])
     with pytest.raises(UsageError):
         usable(("gausian",), 2, (), None)
 

@@ -49,7 +49,7 @@ DOSES: Mapping[str, Dose] = {
 """By the name of a defence; others are tried at the strengths they declare."""
 _ACTIONS = ("encrypt", "freeze", "noise", "prune")
 _LAYER_NOISE = (1e-3, 3.0)
-_AROUND = (0.8, 1.2, 4.0, 12.0)
+_AROUND = (1.0, 2.0, 4.0, 12.0)
 """Of the computed noise, what is tried first: images are gone at once, labels only at several times as much."""
 
 
