@@ -75,9 +75,10 @@ def test_a_recommendation_survives_a_fresh_audit_and_other_limits_use_what_is_th
     kept = readings_in(tmp_path)
     hurried = ask(tmp_path, limits=GENEROUS | {"max_time": "0.001x"})
     assert hurried.recommended is None
-    assert advice.recommended in hurried.nearest
+    assert any(hurried.candidate(name).safe() for name in hurried.nearest)
     assert {one.defence for one in hurried.candidates} == {one.defence for one in advice.candidates}
-    assert readings_in(tmp_path) == kept
+    after = readings_in(tmp_path)
+    assert all(after[key] == value for key, value in kept.items())
 
 
 def test_where_nothing_is_safe_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

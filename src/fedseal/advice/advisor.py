@@ -248,7 +248,7 @@ class _Advisor:
     def _safe(self, names: Sequence[str]) -> str | None:
         """Return the first of a few that an audit holds to be within the aim, trained to its end."""
         for name in islice((name for name in names if not self._beaten(name)), _TRIED):
-            if self._attack(name):
+            if self._confirmed(name) and self._attack(name):
                 self._train([name], to_the_end=True)
                 return name
         return None
