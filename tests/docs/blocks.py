@@ -163,7 +163,7 @@ class Reader:
         elif block.language in RUN:
             run = self._shell if block.language == "sh" else self._python
             if "before" in block.marks:
-                run(block, block.marks["before"], 0)
+                run(block, block.marks["before"], {0})
             if "serves" in block.marks:
                 with self._server(block, block.code, block.marks["serves"]) as serving:
                     pass
@@ -172,7 +172,7 @@ class Reader:
             with contextlib.ExitStack() as others:
                 if "beside" in block.marks:
                     others.enter_context(self._server(block, block.marks["beside"], block.marks["until"]))
-                run(block, block.code, int(block.marks.get("exits", 0)))
+                run(block, block.code, {int(code) for code in block.marks.get("exits", "0").split(" or ")})
 
     @contextlib.contextmanager
     def _server(self, block: Block, code: str, words: str) -> Iterator[subprocess.Popen[str]]:
@@ -193,18 +193,18 @@ class Reader:
                 os.killpg(serving.pid, signal.SIGINT)
                 serving.communicate(timeout=300)
 
-    def _shell(self, block: Block, code: str, expected: int) -> None:
+    def _shell(self, block: Block, code: str, expected: set[int]) -> None:
         state = shlex.quote(str(self._state))
         keep = (
             f"keep() {{ code=$?; {{ export -p; printf 'cd %q\\n' \"$PWD\"; }} > {state}; exit $code; }}\ntrap keep EXIT"
         )
         script = f". {state}\n{keep}\nset -e\n{code}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=1800)
-        assert done.returncode == expected, (
+        assert done.returncode in expected, (
             f"{block.where} ends with {done.returncode}\n{code}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         )
 
-    def _python(self, block: Block, code: str, expected: int) -> None:
+    def _python(self, block: Block, code: str, expected: set[int]) -> None:
         if self._interpreter is None:
             command = f". {shlex.quote(str(self._state))}; exec python -u -c {shlex.quote(_INTERPRETER)}"
             self._interpreter = subprocess.Popen(
