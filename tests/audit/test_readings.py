@@ -78,7 +78,7 @@ def test_a_reading_says_where_it_leaks_and_how_much_noise_would_do(tmp_path: Pat
     run = run_audit([SCENARIO.model_copy(update={"defences": ("none",)})], tmp_path)
     (reading,) = run.readings
     assert list(reading.per_layer) == ["0", "2", "4", "7"]
-    assert set(reading.sigma_for) == {"20", "15", "10"}
+    assert set(reading.sigma_for) == {"20", "15", "10", "low"}
     assert reading.sigma_for["20"] is not None
     assert reading.sigma_for["20"] > 0
     assert reading.prior_db is not None
