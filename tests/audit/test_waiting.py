@@ -54,7 +54,8 @@ def test_what_an_attack_spends_is_read_from_its_options() -> None:
 def test_more_work_is_forecast_to_take_longer_and_more_workers_less() -> None:
     def forecast(workers: int, **changes: object) -> float:
         setup = build_setup(Scenario(**{**TINY, "attacks": ("ig:iterations=500",), **changes}))  # type: ignore[arg-type]
-        found = estimate([(setup, plan_jobs(setup))], workers)
+        plan = [(setup, plan_jobs(setup))]
+        found = min((estimate(plan, workers) for _ in range(3)), key=lambda one: one.seconds)  # others use the machine
         assert found.bytes > 100 << 20
         assert "GiB of memory" in found.describe()
         return found.seconds
