@@ -26,6 +26,7 @@ from fedseal.report.decision import decide
 from fedseal.report.machine import comparison_data, report_data
 from fedseal.report.png import encode_png
 from fedseal.report.words import slug
+from fedseal.report.write import training_beside
 from fedseal.store.database import run_directories
 from fedseal.store.records import TrialRecord
 
@@ -61,7 +62,7 @@ class Library:
     def run(self, identity: str) -> dict[str, Any]:
         """Return a run: page one in short, defences, and a line for every trial."""
         directory, run = self._find(identity)
-        decision = decide(run, run.verdict())
+        decision = decide(run, run.verdict(), training_beside(run))
         data = report_data(run)
         return self._line(directory) | {
             "tested": decision.tested,
@@ -132,7 +133,7 @@ class Library:
             "done": len(run.records),
             "failed": verdict.failed,
             "standing": None if verdict.standing is None else slug(verdict.standing),
-            "headline": decide(run, verdict).headline,
+            "headline": decide(run, verdict, training_beside(run)).headline,
             "scenarios": [scenario.name for scenario in run.scenarios],
             "defences": list(dict.fromkeys(row.defence for row in verdict.rows)),
             "attacks": list(dict.fromkeys(cell.attack for cell in verdict.cells)),
