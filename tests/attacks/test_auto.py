@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedseal.attacks.auto import race
+from fedseal.attacks.auto.attack import _Answer, _best
 from fedseal.attacks.auto.members import MEMBERS, SEARCHES, family_of
-from fedseal.attacks.auto.race import Member, Record, Trust, attempt, naive, trusts
+from fedseal.attacks.auto.race import Line, Member, Record, Trust, attempt, naive, trusts
 from fedseal.attacks.auto.spending import iterations_for
 from fedseal.attacks.shadow.ranges import RANGES, tunable
 from fedseal.attacks.shadow.study import tune, tuned_specs
@@ -20,6 +22,7 @@ from fedseal.audit.setup import Setup, build_setup, make_aware
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.observation import Observation
+from fedseal.core.reconstruction import Reconstruction
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import hungarian
@@ -162,9 +165,10 @@ def test_who_ignores_the_defence_forgets_its_view_and_its_rehearsal():
     assert forgotten.rehearse.identity != observation.knowledge.rehearse.identity
 
 
-def trusted(**members: tuple[list[float], list[float]]) -> dict[str, Trust]:
-    judged = {Member(name, True): Record.of(*pair) for name, pair in members.items()}
-    return {member.spec: trust for member, trust in trusts(judged).items()}
+def trusted(**members: tuple[list[float], list[float]]) -> dict[str, Line]:
+    judged = {Member(name, True): Record.of(*pair, pair[1]) for name, pair in members.items()}
+    assert all(trust.picture == trust.likeness for trust in trusts(judged).values()), "both are judged by one rule"
+    return {member.spec: trust.picture for member, trust in trusts(judged).items()}
 
 
 def test_a_better_explanation_is_never_expected_to_be_worse():
@@ -185,6 +189,29 @@ def test_a_target_hard_to_explain_for_all_does_not_change_who_is_trusted():
     for hard in (0.001, 0.01, 0.1):
         assert trust["learned"].expects(1.4 * hard) > trust["retrieval"].expects(hard)
     assert trust["learned"].expects(0.1) < trust["retrieval"].expects(1e-4)
+
+
+def test_the_closest_picture_and_the_best_likeness_may_be_two_answers():
+    flat, sharp = (Reconstruction(torch.full((1, 1, 2, 2), value), torch.tensor([0]), 0.0) for value in (0.5, 1.0))
+    answers = [_Answer(Member("learned", True), flat, 0.1), _Answer(Member("ig", True), sharp, 0.1)]
+    smooth = Trust(Line(-1.0, 13.0, 0.0), Line(-1.0, -0.2, 0.0))
+    pointing = Trust(Line(-1.0, 9.0, 0.0), Line(-1.0, 0.3, 0.0))
+    given = _best(answers, {answers[0].member: smooth, answers[1].member: pointing})
+    assert torch.equal(given.images, flat.images)
+    assert given.likenesses is not None
+    assert torch.equal(given.likenesses, sharp.images)
+    assert "learned" in given.notes[0]
+    assert "line-up" in given.notes[1]
+    assert _best(answers, {answers[1].member: pointing}).likenesses is None
+    assert _best(answers, {}).likenesses is None
+
+
+def test_searches_are_ranked_as_pictures_and_as_likenesses_alike(monkeypatch: pytest.MonkeyPatch):
+    records = {"blurred": (14.0, -0.3), "both": (13.0, 0.2), "sharp": (8.0, 0.1)}
+    judged = {name: Record.of([0.1], [score], [pointed]) for name, (score, pointed) in records.items()}
+    monkeypatch.setattr(race, "judge", lambda member, *_: judged[member.spec])
+    ranked = race._ranked([Member(name, True) for name in ("sharp", "blurred", "both")], None, 1, None)
+    assert [member.spec for member in ranked] == ["both", "blurred", "sharp"]
 
 
 def test_with_one_member_or_one_shadow_there_is_nothing_to_learn_a_slope_from():

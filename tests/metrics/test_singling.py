@@ -8,7 +8,7 @@ import torch
 
 from fedseal.core.batch import Batch
 from fedseal.metrics.picked import Picked, Placed, picked
-from fedseal.metrics.singling import FEWEST_STRANGERS, LineUp, draw_strangers, line_up
+from fedseal.metrics.singling import FEWEST_STRANGERS, LineUp, draw_strangers, line_up, pointed
 
 SIDE = 6
 
@@ -81,6 +81,22 @@ def test_of_a_batch_every_candidate_counts_by_its_best_reconstruction():
     lost = ranked(owners, shuffled[:1].expand(4, -1, -1, -1), strangers)  # only image 2 was rebuilt
     assert lost.ranks["mse"][2] == 1
     assert max(lost.ranks["mse"]) > 1
+
+
+def test_likenesses_stand_beside_the_line_up_and_reconstructions_keep_their_score():
+    strangers, owners = pictures(50, 3), pictures(2, 4)
+    flat = torch.full_like(owners.images, 0.5)
+    alone, helped = ranked(owners, flat, strangers), line_up(owners, flat, strangers, likenesses=owners.images)
+    assert helped is not None
+    assert helped.ranks["correlation"] == (1, 1) != alone.ranks["correlation"]
+    assert helped.stranger_psnr == alone.stranger_psnr
+
+
+def test_what_points_at_an_original_is_told_from_what_does_not():
+    others, owners = pictures(50, 3), pictures(2, 4)
+    assert bool((pointed(owners.images, owners.images, others.images) > 0).all())
+    assert bool((pointed(owners.images, others.images[:2], others.images) < 0).all())
+    assert bool((pointed(owners.images, torch.full_like(owners.images, 0.5), others.images) <= 0).all())
 
 
 def test_near_duplicates_leave_the_line_up_and_are_paid_for():

@@ -127,6 +127,13 @@ class Run:
         tensors = load_file(self.directory / record.artefact)
         return tensors["originals"], tensors["reconstructions"]
 
+    def likenesses(self, record: TrialRecord) -> Tensor | None:
+        """Return what the attacker held beside the line-ups, [B, C, H, W]: its reconstructions, or others it chose."""
+        if record.artefact is None:
+            return None
+        tensors = load_file(self.directory / record.artefact)
+        return tensors.get("likenesses", tensors["reconstructions"])
+
     def line_up(self, record: TrialRecord, index: int) -> Tensor | None:
         """Return the pictures at the front of an image's line-up, [K, C, H, W], in the order of `record.top[index]`."""
         if record.artefact is None:

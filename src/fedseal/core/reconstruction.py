@@ -26,6 +26,8 @@ class Reconstruction:
         isolated: how many images the attack isolated, the first ones; the others only fill up the batch and are not
             scored. None if it answers for the whole batch.
         places: where in the batch the isolated ones are, if the attack's construction says so; empty if anywhere.
+        likenesses: what the attacker would hold beside a line-up, [K, C, H, W] in any order, where that is not its
+            images: the picture closest to the original is often not the one that points at it. None if it is.
         notes: anything uncertain the attack wants said (ambiguous labels, discarded restarts).
     """
 
@@ -37,3 +39,4 @@ class Reconstruction:
     notes: tuple[str, ...] = field(default=())
     isolated: int | None = None
     places: tuple[int, ...] = ()
+    likenesses: Tensor | None = None

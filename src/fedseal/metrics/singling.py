@@ -75,7 +75,13 @@ class LineUp:
 
 
 def line_up(
-    originals: Batch, reconstructions: Tensor, strangers: Batch, lpips: Lpips | None = None, *, by_class: bool = False
+    originals: Batch,
+    reconstructions: Tensor,
+    strangers: Batch,
+    lpips: Lpips | None = None,
+    *,
+    by_class: bool = False,
+    likenesses: Tensor | None = None,
 ) -> LineUp | None:
     """Rank every original among the strangers, or return None where these are too few.
 
@@ -86,22 +92,24 @@ def line_up(
         lpips: the perceptual metric, or None.
         by_class: rank among strangers with the original's own label, for an attacker who was given it: the label alone
             would otherwise point at the original.
+        likenesses: what the attacker compares with the line-up, [K, C, H, W], if not the reconstructions.
     """
     if len(strangers) == 0:
         return None
     truth = precise(originals.images.detach())
-    check_images(reconstructions, "line-up")
-    found = precise(reconstructions.detach().to(truth.device).clamp(0, 1))
+    rebuilt = _shown(reconstructions, truth)
+    held = rebuilt if likenesses is None else _shown(likenesses, truth)
     others = precise(strangers.images.to(truth.device))
     allowed = _allowed(originals, strangers, by_class)
     if int(allowed.sum(1).min()) < FEWEST_STRANGERS:
         return None
     kept = allowed & ~_twins(truth, others)
     candidates = torch.cat([truth, others])
-    scores = {name: _best(name, candidates, found, lpips) for name in _affordable(candidates, found, lpips)}
+    scores = {name: _best(name, candidates, held, lpips) for name in _affordable(candidates, held, lpips)}
     b = len(truth)
     ranks = {name: tuple((1 + (kept & (s[b:] >= s[:b, None])).sum(1)).tolist()) for name, s in scores.items()}
-    hidden = torch.where(kept, scores["mse"][None, b:], -torch.inf).amax(1)
+    closest = scores["mse"][b:] if likenesses is None else _best("mse", others, rebuilt, None)
+    hidden = torch.where(kept, closest[None], -torch.inf).amax(1)
     return LineUp(
         ranks,
         tuple((1 + allowed.sum(1)).tolist()),
@@ -109,6 +117,16 @@ def line_up(
         tuple(psnr_of_mse(-hidden, data_range=IMAGE_RANGE).tolist()),
         tuple(_top(scores["correlation"][i], scores["correlation"][b:], kept[i]) for i in range(b)),
     )
+
+
+def pointed(originals: Tensor, likenesses: Tensor, others: Tensor) -> Tensor:
+    """Return by how much each original, [B, C, H, W], is more correlated than any other image is: positive if first.
+
+    As in a line-up, a candidate counts by the likeness it is most similar to.
+    """
+    held = _shown(likenesses, originals)
+    own, most = (_correlations(precise(images), held).amax(1) for images in (originals, others))
+    return own - most.max()
 
 
 def draw_strangers(labels: Tensor, order: Tensor, *, by_class: bool, count: int = STRANGERS) -> Tensor:
@@ -124,6 +142,11 @@ def draw_strangers(labels: Tensor, order: Tensor, *, by_class: bool, count: int 
         return order[:count]
     parts = [order[labels[order] == label][:count] for label in torch.unique(labels[order])]
     return torch.cat(parts) if parts else order[:0]
+
+
+def _shown(images: Tensor, like: Tensor) -> Tensor:
+    check_images(images, "line-up")
+    return precise(images.detach().to(like.device).clamp(0, 1))
 
 
 def _allowed(originals: Batch, strangers: Batch, by_class: bool) -> Tensor:

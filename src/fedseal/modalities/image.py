@@ -80,13 +80,22 @@ class ImageMeasures(Measures):
             **ranked,
         }
         kept = {"originals": case.originals.images.float(), "reconstructions": matched.float()}
+        if answer.likenesses is not None:
+            kept["likenesses"] = _closest(case.originals.images, answer.likenesses).float()
         for place, chosen in enumerate(ranked.get("top", ())[:PICTURED]):
             kept[f"line_up.{place}"] = _candidates(case, place, chosen)
         return Measured(fields, kept)
 
     def _line_up(self, case: Case, answer: Reconstruction) -> dict[str, Any]:
         """Rank the originals among strangers; nothing, where these are too few."""
-        found = line_up(case.originals, answer.images, case.strangers, self.lpips, by_class=case.by_class)
+        found = line_up(
+            case.originals,
+            answer.images,
+            case.strangers,
+            self.lpips,
+            by_class=case.by_class,
+            likenesses=answer.likenesses,
+        )
         if found is None:
             return {}
         return {
@@ -136,6 +145,12 @@ def _against_fed(case: Case, answer: Reconstruction) -> tuple[float, ...] | None
         fed = fed[belonging(fed, found)]
     labels = torch.zeros(len(fed), dtype=torch.long)  # mixed labels are shares, and are not scored here
     return score(Batch(fed, labels), found[: len(fed)], labels, None).psnr
+
+
+def _closest(originals: Tensor, likenesses: Tensor) -> Tensor:
+    """Return the likeness each original is closest to, [B, C, H, W]: to be shown, the line-up has no pairs."""
+    held = likenesses.detach().to(originals).clamp(0, 1)
+    return held[pairwise_psnr(originals, held).argmax(1)]
 
 
 def _candidates(case: Case, place: int, chosen: tuple[int, ...]) -> Tensor:

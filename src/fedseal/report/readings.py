@@ -193,10 +193,10 @@ def _line_up(run: Run, record: TrialRecord, index: int, rank: int, redact: bool)
     rebuilt: Tensor | None = None
     if not redact:
         try:
-            pictures, images = run.line_up(record, index), run.images(record)
+            pictures, held = run.line_up(record, index), run.likenesses(record)
         except (OSError, KeyError, SafetensorError):
-            pictures, images = None, None  # the page says that pictures are missing
-        rebuilt = None if images is None else images[1][index]
+            pictures, held = None, None  # the page says that pictures are missing
+        rebuilt = None if held is None else held[index]
     candidates = tuple(
         Candidate(None if pictures is None else data_uri(pictures[place]), chosen < 0)
         for place, chosen in enumerate(record.top[index])

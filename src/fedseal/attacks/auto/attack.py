@@ -3,12 +3,13 @@
 Threat model: passive server.
 Attacks in closed form where the structure allows, looking updates up, the learned inversion, and a search whose
 settings win a race on shadow targets (`race`). Which answer is given is decided by the attacker's own expectation of
-its PSNR, learned on shadows from how well answers explain updates; without public images there are no shadows, and the
-best explanation is given. The truth is never looked at. Work on shadows is done once per model, defence, public data
-and budget, and kept.
+its PSNR, learned on shadows from how well answers explain updates, and which one is held beside a line-up by how far
+answers point at shadows' originals among other public images; without public images there are no shadows, and the best
+explanation is given. The truth is never looked at. Work on shadows is done once per model, defence, public data and
+budget, and kept.
 
-Cost: per target the budget's iterations and what the closed forms take; on shadows, once, ten to twelve budgets
-of one target, twice that for one who knows the defence, and all that `learned` and `retrieval` prepare.
+Cost: per target the budget's iterations and what the closed forms take; on shadows, once, about six budgets of one
+target, ten for one who knows the defence, and all that `learned` and `retrieval` prepare.
 
 Known breaks: public images unlike the private ones, by which shadows teach the wrong trust; without any, an update
 under noise is explained best by images that fit the noise.
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 from torch import Tensor
 
 from fedseal.attacks.auto.members import CLOSED, SEARCHES, family_of
-from fedseal.attacks.auto.race import Member, Trust, attempt, judge, race, trusts
+from fedseal.attacks.auto.race import Line, Member, Trust, attempt, judge, race, trusts
 from fedseal.attacks.auto.spending import iterations_for, parse_budget
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.learned.library import Lesson, learned
@@ -54,6 +55,15 @@ class _Plan:
 
     members: tuple[Member, ...]
     trust: Mapping[Member, Trust]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a member found, and how badly that explains the update."""
+
+    member: Member
+    found: Reconstruction
+    mismatch: float
 
 
 @ATTACKS.register(
@@ -91,14 +101,13 @@ class AutoAttack(PreparedAttack):
         plan = _unprepared(first) if parted is None else self._prepared(first, parted, spent)
         if parted is not None:
             observations = [_with_public(observation, parted[1]) for observation in observations]
-        found: list[list[tuple[Member, Reconstruction, float]]] = [[] for _ in observations]
+        found: list[list[_Answer]] = [[] for _ in observations]
         mismatches = [Mismatch(observation) for observation in observations]
         for number, member in enumerate(plan.members):
             heard = _Part(listener, number, len(plan.members)) if listener is not None else None
             for place, answer in enumerate(attempt(member, observations, spent, seeds, heard)):
                 if answer is not None:
-                    explained = mismatches[place](answer.images, answer.labels)
-                    found[place].append((member, answer, explained))
+                    found[place].append(_Answer(member, answer, mismatches[place](answer.images, answer.labels)))
         return [_best(answers, plan.trust) for answers in found]
 
     def _prepared(self, observation: Observation, parted: Parted, spent: Budget) -> _Plan:
@@ -156,7 +165,10 @@ class _Experience(Lesson[dict[Member, Trust]]):
         return Saved({}, {"trust": [[asdict(member), asdict(one)] for member, one in trained.items()]})
 
     def load(self, saved: Saved) -> dict[Member, Trust]:
-        return {Member(**member): Trust(**one) for member, one in saved.values["trust"]}
+        return {
+            Member(**member): Trust(Line(**one["picture"]), Line(**one["likeness"]))
+            for member, one in saved.values["trust"]
+        }
 
 
 def _searches(observation: Observation, public: Batch, rehearse: Rehearse) -> tuple[str, ...]:
@@ -179,20 +191,30 @@ def _unprepared(observation: Observation) -> _Plan:
     return _Plan((*_closed(observation), *ways), {})
 
 
-def _best(answers: Sequence[tuple[Member, Reconstruction, float]], trust: Mapping[Member, Trust]) -> Reconstruction:
-    """Return the answer of which most is expected, or, if nothing can be expected, that which explains most."""
+def _best(answers: Sequence[_Answer], trust: Mapping[Member, Trust]) -> Reconstruction:
+    """Return the answer of which most is expected, or, if nothing can be expected, that which explains most.
+
+    For a line-up the attacker keeps the answer that is expected to point best, where that is another one.
+    """
     if not answers:
         raise TrialError("no attack in `auto` had an answer.", hint="Try single ones to see why, such as `ig`.")
+    trusted = [one for one in answers if one.member in trust]
+    if not trusted:
+        best = min(answers, key=lambda one: one.mismatch)
+        return replace(best.found, objective=best.mismatch, notes=(_credit(best, answers), *best.found.notes))
+    best = max(trusted, key=lambda one: trust[one.member].picture.expects(one.mismatch))
+    pointing = max(trusted, key=lambda one: trust[one.member].likeness.expects(one.mismatch))
+    expected = trust[best.member].picture.expects(best.mismatch)
+    said = f"{_credit(best, answers)}; {expected:.1f} dB expected, as on the attacker's own shadow targets"
+    if pointing is best:
+        return replace(best.found, objective=-expected, notes=(said, *best.found.notes))
+    told = f"beside a line-up the attacker holds the answer of {pointing.member}, which points better on its shadows"
+    likenesses = pointing.found.images
+    return replace(best.found, objective=-expected, likenesses=likenesses, notes=(said, told, *best.found.notes))
 
-    def cost(one: tuple[Member, Reconstruction, float]) -> float:
-        member, _, explained = one
-        return -trust[member].expects(explained) if member in trust else explained
 
-    member, answer, explained = min(answers, key=cost)
-    said = f"by {member}, of {len(answers)} answers"
-    if member in trust:
-        said += f"; {trust[member].expects(explained):.1f} dB expected, as on the attacker's own shadow targets"
-    return replace(answer, objective=cost((member, answer, explained)), notes=(said, *answer.notes))
+def _credit(best: _Answer, answers: Sequence[_Answer]) -> str:
+    return f"by {best.member}, of {len(answers)} answers"
 
 
 def _is_personal(observation: Observation) -> bool:

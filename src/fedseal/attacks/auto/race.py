@@ -1,11 +1,12 @@
 """Which search, with which settings, and how far to trust each member: decided on shadows, where the truth is known.
 
 Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget on a pair of
-shadows, the better half with half of it on all of them, the best with all; never with so little that only the strongest
-prior can look good, nor with more than it takes to tell them apart: what is left is for the targets. A budget too small
-to be halved has one heat only. For an attacker who knows the defence, the better half also runs as if it did not know
-it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well its images
-explain the update, gives an expected score for any answer it will give.
+shadows, the better half with half of it on all of them; never with so little that only the strongest prior can look
+good, nor with more than it takes to tell them apart: what is left is for the targets. With a budget too small for that
+the two likeliest of the family run alone. For an attacker who knows the defence, the better half also runs as if it did
+not know it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well
+its images explain the update, tells what to expect of any answer it will give, as a picture of the original and as a
+likeness that points at it among others: the smoothest guess is often the closer picture and the worse likeness.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
 
-_SHORTEST = 60
+_SHORTEST = 30
 _LONGEST = 150
 """Iterations of a race's first heat, at least (where the budget has as many) and at most; twice that in the second."""
 _PAIR = 2
@@ -53,34 +54,49 @@ class Record:
     Attributes:
         mismatches: log10 of how badly its answers explained the shadows' updates.
         scores: PSNR in dB.
+        pointed: by how much its answers were more correlated with the originals than with any other public image.
     """
 
     mismatches: tuple[float, ...]
     scores: tuple[float, ...]
+    pointed: tuple[float, ...]
 
     @classmethod
-    def of(cls, mismatches: Sequence[float], scores: Sequence[float]) -> Record:
+    def of(cls, mismatches: Sequence[float], scores: Sequence[float], pointed: Sequence[float]) -> Record:
         """Keep mismatches on a logarithmic scale."""
-        return cls(tuple(_log(value) for value in mismatches), tuple(scores))
+        return cls(tuple(_log(value) for value in mismatches), tuple(scores), tuple(pointed))
+
+
+@dataclass(frozen=True)
+class Line:
+    """What to expect of an answer by how badly it explains the update: a line through the mean on shadows.
+
+    Attributes:
+        mismatch: mean log10 of how badly answers explained the shadows' updates.
+        mean: of what is expected.
+        slope: per tenfold mismatch; never positive.
+    """
+
+    mismatch: float
+    mean: float
+    slope: float
+
+    def expects(self, mismatch: float) -> float:
+        """Return what to expect of an answer with this mismatch."""
+        return self.mean + self.slope * (_log(mismatch) - self.mismatch)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What to expect of a member's answers: a line in (log10 mismatch, PSNR) through their mean on shadows.
+    """What to expect of a member's answers.
 
     Attributes:
-        mismatch: mean log10 of how badly its answers explained the shadows' updates.
-        quality: mean PSNR in dB.
-        slope: dB per tenfold mismatch; never positive.
+        picture: their PSNR in dB.
+        likeness: by how much they point at the originals among other images, in correlation.
     """
 
-    mismatch: float
-    quality: float
-    slope: float
-
-    def expects(self, mismatch: float) -> float:
-        """Return the PSNR in dB to expect of an answer with this mismatch."""
-        return self.quality + self.slope * (_log(mismatch) - self.mismatch)
+    picture: Line
+    likeness: Line
 
 
 def trusts(records: Mapping[Member, Record]) -> dict[Member, Trust]:
@@ -91,11 +107,18 @@ def trusts(records: Mapping[Member, Record]) -> dict[Member, Trust]:
     when their answers to one target are compared, what is peculiar to the target falls out. A slope of each member's
     own does not have that: the one which varied least on a few shadows then looks best on every hard target.
     """
-    across = _peculiar([record.mismatches for record in records.values()])
-    along = _peculiar([record.scores for record in records.values()])
-    together = sum(x * y for x, y in zip(across, along, strict=True))
-    slope = min(0.0, max(-_STEEPEST, together / (sum(x * x for x in across) + _DOUBT)))
-    return {member: Trust(fmean(record.mismatches), fmean(record.scores), slope) for member, record in records.items()}
+    across = [record.mismatches for record in records.values()]
+    pictures = _lines(across, [record.scores for record in records.values()])
+    likenesses = _lines(across, [record.pointed for record in records.values()])
+    return dict(zip(records, map(Trust, pictures, likenesses), strict=True))
+
+
+def _lines(across: Sequence[Sequence[float]], along: Sequence[Sequence[float]]) -> list[Line]:
+    """Return each member's line: a slope they share, through its own means."""
+    x, y = _peculiar(across), _peculiar(along)
+    together = sum(a * b for a, b in zip(x, y, strict=True))
+    slope = min(0.0, max(-_STEEPEST, together / (sum(a * a for a in x) + _DOUBT)))
+    return [Line(fmean(own), fmean(values), slope) for own, values in zip(across, along, strict=True)]
 
 
 def _peculiar(table: Sequence[Sequence[float]]) -> list[float]:
@@ -155,21 +178,21 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Record | None:
         return None
     pairs = zip(shadows.observations, answers, strict=True)
     mismatches = [Mismatch(observation)(answer.images, answer.labels) for observation, answer in pairs]
-    return Record.of(mismatches, shadows.scores(answers))
+    return Record.of(mismatches, shadows.scores(answers), shadows.pointed(answers))
 
 
 def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Record]:
     """Return the winner among searches with what it came to; none if none answers the shadows."""
     defended = shadows.observations[0].knowledge.defence is not None
     heats = [_share(iterations, 4, _LONGEST), _share(iterations, 2, 2 * _LONGEST)]
-    entered = [Member(spec, True) for spec in specs]
-    better = list(_ranked(entered, shadows.first(_PAIR), heats[0], restarts))
-    better = better[: max(1, len(better) // 2)]
+    better = [Member(spec, True) for spec in specs]
+    if iterations > _SHORTEST:
+        better = list(_ranked(better, shadows.first(_PAIR), heats[0], restarts))
+    better = better[: max(_PAIR, len(better) // 2)]
     if defended:
         better += [Member(member.spec, False) for member in better]
-    if len(better) > 1 and (defended or heats[0] < heats[1]):
-        better = list(_ranked(better, shadows, heats[1], restarts))
-    return dict(_ranked(better[:1], shadows, iterations, restarts))
+    ranked = _ranked(better, shadows, heats[1], restarts)
+    return {member: ranked[member] for member in list(ranked)[:1]}
 
 
 def _share(iterations: int, part: int, most: int) -> int:
@@ -179,7 +202,13 @@ def _share(iterations: int, part: int, most: int) -> int:
 def _ranked(
     members: Sequence[Member], shadows: Shadows, iterations: int, restarts: int | None
 ) -> Mapping[Member, Record]:
-    """Return the members that answer the shadows, the best first."""
+    """Return the members that answer the shadows, those first whose places as picture and as likeness add up to least.
+
+    Ties go to the better pictures.
+    """
     judged = {member: judge(member, shadows, Budget(max(1, iterations), restarts)) for member in members}
     sound = {member: record for member, record in judged.items() if record is not None}
-    return dict(sorted(sound.items(), key=lambda pair: -fmean(pair[1].scores)))
+    pictures = sorted(sound, key=lambda member: -fmean(sound[member].scores))
+    likenesses = sorted(sound, key=lambda member: -fmean(sound[member].pointed))
+    ranked = sorted(pictures, key=lambda member: pictures.index(member) + likenesses.index(member))
+    return {member: sound[member] for member in ranked}

@@ -22,6 +22,7 @@ from fedseal.core.seeds import derive_seed, generator
 from fedseal.federation.client import BNStatistics, record_bn_statistics
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import IMAGE_RANGE, hungarian
+from fedseal.metrics.singling import STRANGERS, pointed
 
 FEWEST = 2
 _SHARE = 0.25
@@ -50,6 +51,19 @@ class Shadows:
             fmean(psnr(truth, one.images[hungarian(truth, one.images)], data_range=IMAGE_RANGE).tolist())
             for truth, one in zip(self.originals, answers, strict=True)
         ]
+
+    def pointed(self, answers: Sequence[Reconstruction]) -> list[float]:
+        """Return by how much each answer points at its originals and not at other public images, on average."""
+        return [
+            float(pointed(truth, one.images, _others(observation)).mean())
+            for truth, one, observation in zip(self.originals, answers, self.observations, strict=True)
+        ]
+
+
+def _others(observation: Observation) -> Tensor:
+    public = observation.knowledge.auxiliary
+    assert public is not None  # shadows are made of public images, and leave some
+    return public.images[:STRANGERS]
 
 
 def split_public(observation: Observation, count: int, seed: int) -> tuple[Batch, Batch] | None:
