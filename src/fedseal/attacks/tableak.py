@@ -13,7 +13,7 @@ Threat model: passive server that knows the columns, their categories and ranges
 Departures: none; labels are given or inferred by the scenario's rule, as in the paper's two settings. Clients' local
 steps are read as one gradient.
 
-Cost: 1,500 steps of 30 members, which are lanes of one vectorised pass.
+Cost: 1,500 steps of 30 members; those of all updates are lanes of one vectorised pass.
 
 Known breaks: noise that hides the direction of the gradient; batches of many alike records, whose cells are exchanged
 among them. Behind ReLU and for few records `spear` is exact.
@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedseal.attacks.labels import infer_labels
 from fedseal.attacks.reading import attack_model, attack_parameters, estimated_gradient, image_count
-from fedseal.attacks.turns import in_turn
+from fedseal.attacks.turns import in_groups
 from fedseal.core.attack import ATTACKS, Attack, Budget, Listener
 from fedseal.core.errors import CapabilityError
 from fedseal.core.modality import TABLE
@@ -41,6 +41,7 @@ from fedseal.core.ranges import Count, Rate
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
+from fedseal.core.tensors import Tensors
 from fedseal.data.columns import Columns
 from fedseal.federation.loss import training_loss
 
@@ -78,42 +79,42 @@ class TabLeak(Attack):
         seeds: Sequence[int],
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
-        """Attack one observation after the other, the members of each together."""
-        return in_turn(lambda seen, seed: self._attack(seen, budget, seed), observations, seeds, listener)
+        """Attack the observations at once: all members of all ensembles are lanes of one pass."""
+        return in_groups(lambda seen, own: self._attack(seen, budget, own), observations, seeds, listener)
 
-    def _attack(self, seen: Observation, budget: Budget, seed: int) -> Reconstruction:
+    def _attack(self, seen: Sequence[Observation], budget: Budget, seeds: Sequence[int]) -> list[Reconstruction]:
         start = time.perf_counter()
-        columns = seen.knowledge.encoding
+        columns = seen[0].knowledge.encoding
         if not isinstance(columns, Columns):
             raise CapabilityError(
                 "tableak needs the columns of the table.", hint="Use data of tables, such as csv:PATH."
             )
-        guess = infer_labels(seen, seed)
-        distance = _distance(seen, guess.labels)
-        shape = (budget.restarts or self.members, image_count(seen), columns.width)
-        like = next(iter(attack_parameters(seen).values()))
-        free = torch.rand(shape, generator=generator(seed, "tableak")).to(like)
+        guesses = [infer_labels(one, seed) for one, seed in zip(seen, seeds, strict=True)]
+        members = budget.restarts or self.members
+        distance = _distances(seen, torch.stack([guess.labels for guess in guesses]), members)
+        shape = (members, image_count(seen[0]), columns.width)
+        like = next(iter(attack_parameters(seen[0]).values()))
+        free = torch.cat([torch.rand(shape, generator=generator(seed, "tableak")) for seed in seeds]).to(like)
         free, trace = self._descend(columns, distance, free, budget.iterations or self.iterations)
         rows = relaxed(columns, free)
-        losses = torch.nan_to_num(vmap(distance)(rows), torch.inf)
-        aligned = _aligned(rows, int(losses.argmin()))
-        pooled = _pooled(columns, aligned)
-        doubt = cell_entropy(columns, aligned)
-        sure = f"members agree on {float((doubt < 0.1).double().mean()):.0%} of the cells (entropy below a tenth)"
-        return Reconstruction(
-            pooled.clamp(0, 1),
-            guess.labels,
-            float(losses.min()),
-            trace,
-            time.perf_counter() - start,
-            (*guess.notes, sure),
-        )
+        losses = torch.nan_to_num(distance(rows), torch.inf).reshape(len(seen), members)
+        seconds = (time.perf_counter() - start) / len(seen)
+        found = []
+        for place, (guess, own) in enumerate(zip(guesses, rows.reshape(len(seen), *shape), strict=True)):
+            aligned = _aligned(own, int(losses[place].argmin()))
+            doubt = cell_entropy(columns, aligned)
+            sure = f"members agree on {float((doubt < 0.1).double().mean()):.0%} of the cells (entropy below a tenth)"
+            steps = tuple((step, float(value.reshape(len(seen), members)[place].min())) for step, value in trace)
+            pooled = _pooled(columns, aligned).clamp(0, 1)
+            least = float(losses[place].min())
+            found.append(Reconstruction(pooled, guess.labels, least, steps, seconds, (*guess.notes, sure)))
+        return found
 
     def _descend(
         self, columns: Columns, distance: Callable[[Tensor], Tensor], free: Tensor, iterations: int
-    ) -> tuple[Tensor, tuple[tuple[int, float], ...]]:
-        """Follow the sign of the derivative by Adam; return where it ends, and the best member's way."""
-        slope = vmap(grad(lambda z: distance(relaxed(columns, z)), has_aux=False))
+    ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """Follow the sign of the derivative by Adam; return where all lanes end, and their distances on the way."""
+        slope = grad(lambda z: distance(relaxed(columns, z)).sum())
         first, second = torch.zeros_like(free), torch.zeros_like(free)
         trace = []
         for step in range(1, iterations + 1):
@@ -123,8 +124,8 @@ class TabLeak(Attack):
             size = self.rate / (1 - 0.9**step)
             free = free - size * first / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
             if step % max(1, iterations // _TRACED) == 0:
-                trace.append((step, float(vmap(distance)(relaxed(columns, free)).min())))
-        return free, tuple(trace)
+                trace.append((step, distance(relaxed(columns, free))))
+        return free, trace
 
 
 def relaxed(columns: Columns, free: Tensor) -> Tensor:
@@ -136,24 +137,33 @@ def relaxed(columns: Columns, free: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _distance(seen: Observation, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return one minus the cosine between the update and the gradient of rows [B, D]."""
-    model, wanted, known = attack_model(seen), estimated_gradient(seen), seen.knowledge
-    weights = dict(attack_parameters(seen))
-    size = torch.stack([tensor.square().sum() for tensor in wanted.values()]).sum().sqrt().clamp(min=1e-30)
-    compare, labels = training_loss(known.loss), labels.to(next(iter(weights.values())).device)
+def _distances(seen: Sequence[Observation], labels: Tensor, members: int) -> Callable[[Tensor], Tensor]:
+    """Return a function of rows [L, B, D]: one minus the cosine between each lane's gradient and its update.
 
-    def loss(at: dict[str, Tensor], rows: Tensor) -> Tensor:
+    Args:
+        seen: updates of one model and of one threat model.
+        labels: of each, [K, B].
+        members: lanes of each, one behind the other.
+    """
+    model, known = attack_model(seen[0]), seen[0].knowledge
+    weights = dict(attack_parameters(seen[0]))
+    updates = [estimated_gradient(one) for one in seen]
+    wanted = {name: torch.stack([one[name] for one in updates]).repeat_interleave(members, 0) for name in updates[0]}
+    fed = labels.to(next(iter(weights.values())).device).repeat_interleave(members, 0)
+    compare = training_loss(known.loss)
+
+    def loss(at: dict[str, Tensor], rows: Tensor, labels: Tensor) -> Tensor:
         return compare(functional_call(model, at, (rows,)), labels, known.loss_reduction)
 
-    def distance(rows: Tensor) -> Tensor:
-        got = grad(loss)(weights, rows)
+    def distance(rows: Tensor, labels: Tensor, wanted: Tensors) -> Tensor:
+        got = grad(loss)(weights, rows, labels)
         sent = got if known.defence is None else known.defence.simulate(got, wanted)
         inner = torch.stack([(sent[name] * wanted[name]).sum() for name in wanted]).sum()
         norm = torch.stack([sent[name].square().sum() for name in wanted]).sum().clamp(min=1e-30).sqrt()
+        size = torch.stack([one.square().sum() for one in wanted.values()]).sum().sqrt().clamp(min=1e-30)
         return 1 - inner / (norm * size)
 
-    return distance
+    return lambda rows: vmap(distance)(rows, fed, wanted)
 
 
 def _aligned(rows: Tensor, best: int) -> Tensor:
