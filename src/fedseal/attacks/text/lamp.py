@@ -17,15 +17,16 @@ Known breaks: as of `tag`.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from fedseal.attacks.text.matching import Match, TextProblem, norm_of
 from fedseal.attacks.text.ordering import Bigrams, rearranged
-from fedseal.attacks.text.tag import EmbeddingAttack
+from fedseal.attacks.text.tag import EmbeddingAttack, Masks
 from fedseal.core.attack import register_attack
 from fedseal.core.registry import Info
 
@@ -57,6 +58,7 @@ class Lamp(EmbeddingAttack):
         proposals: rearrangements tried of each text.
         norm: weight of the vectors' length.
         fluency: weight of the language model: a text that is likelier by one nat may be further off by this share.
+        dropout: `masks` seeks those of clients that train with dropout, as GRAB does; `ignored` takes it for off.
     """
 
     def __init__(
@@ -70,48 +72,59 @@ class Lamp(EmbeddingAttack):
         proposals: int = 200,
         norm: float = 1.0,
         fluency: float = 0.2,
+        dropout: Masks = "ignored",
     ) -> None:
         self.match, self.iterations, self.rate, self.layers = match, iterations, rate, layers
         self.starts, self.every, self.proposals = starts, every, proposals
-        self.norm, self.fluency = norm, fluency
+        self.norm, self.fluency, self.dropout = norm, fluency, dropout
 
-    def start(self, problem: TextProblem, source: torch.Generator) -> Tensor:
+    def start(self, problem: TextProblem, sources: Sequence[torch.Generator]) -> Tensor:
         """Return the best of random starts, then of its orders, at the embeddings' mean length."""
-        drawn = [problem.start(source) for _ in range(max(1, self.starts))]
-        best = min(drawn, key=lambda words: float(problem.mismatch(words, graph=False).detach()))
-        orders = [best, *(self._reordered(problem, best, source) for _ in range(self.starts))]
-        best = min(orders, key=lambda words: float(problem.mismatch(words, graph=False).detach()))
-        size = best.norm(dim=2, keepdim=True).clamp(min=1e-12)
+        best = _best(problem, (problem.start(sources) for _ in range(max(1, self.starts))))
+        orders = (self._reordered(problem, best, sources) for _ in range(self.starts))
+        best = _best(problem, chain([best], orders))
+        size = best.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         return problem.framed(best / size * norm_of(problem))
 
     def counted(self, problem: TextProblem, words: Tensor) -> TextProblem:
         """Count TAG's distance in that of the start, as the cosine's is 1 there by itself."""
         if self.match == "cosine":
             return problem
-        return replace(problem, unit=max(float(problem.mismatch(words, graph=False).detach()), _TINY))
+        with torch.no_grad():
+            return replace(problem, unit=problem.mismatch(words, problem.masks()).clamp(min=_TINY))
 
-    def objective(self, problem: TextProblem, words: Tensor) -> Tensor:
+    def objective(self, problem: TextProblem, words: Tensor, masks: Sequence[Tensor]) -> Tensor:
         """Return the distance, and how far the vectors' lengths are from words'."""
-        lengths = words.norm(dim=2)[problem.free].mean()
-        apart: Tensor = (lengths - norm_of(problem)).square()
-        return problem.mismatch(words) + self.norm * apart
+        lengths = torch.where(problem.free, words.norm(dim=-1), 0).sum((1, 2))
+        apart = (lengths / problem.free.sum((1, 2)).clamp(min=1) - norm_of(problem)).square()
+        return problem.mismatch(words, masks) + self.norm * apart
 
-    def between(self, problem: TextProblem, words: Tensor, step: int, steps: int, source: torch.Generator) -> Tensor:
-        """Try rearrangements now and then."""
+    def between(
+        self,
+        problem: TextProblem,
+        words: Tensor,
+        masks: Sequence[Tensor],
+        step: int,
+        steps: int,
+        sources: Sequence[torch.Generator],
+    ) -> Tensor:
+        """Try rearrangements now and then, those of each lane's texts one after the other."""
         every = min(self.every, max(1, steps // 8))
         if step < _BURN_IN * steps or step % every != 1 % every:
             return words
         prior = self._prior(problem)
-        best, least = words, self._score(problem, words, prior)
+        best, least = words, self._score(problem, words, masks, prior)
         for proposal in range(1, self.proposals):
-            for text in range(len(words)):
-                places = torch.nonzero(problem.free[text]).flatten()
-                order = rearranged(len(places), proposal % 4, source)
+            for text in range(words.shape[1]):
                 tried = best.clone()
-                tried[text, places] = best[text, places[order]]
-                value = self._score(problem, tried, prior)
-                if value < least:
-                    best, least = tried, value
+                for lane, source in enumerate(sources):
+                    places = torch.nonzero(problem.free[lane, text]).flatten()
+                    order = rearranged(len(places), proposal % 4, source)
+                    tried[lane, text, places] = best[lane, text, places[order]]
+                values = self._score(problem, tried, masks, prior)
+                better = values < least
+                best = torch.where(better[:, None, None, None], tried, best)
+                least = torch.where(better, values, least)
         return best
 
     def decay(self, step: int, steps: int) -> float:
@@ -119,23 +132,39 @@ class Lamp(EmbeddingAttack):
         stage = max(1, round(_STEP * steps / 2000))
         return float(_KEPT ** (step // stage))
 
-    def _score(self, problem: TextProblem, words: Tensor, prior: Bigrams | None) -> float:
-        with torch.enable_grad():
-            value = math.log(max(float(problem.mismatch(words, graph=False).detach()), _TINY))
+    def _score(self, problem: TextProblem, words: Tensor, masks: Sequence[Tensor], prior: Bigrams | None) -> Tensor:
+        with torch.no_grad():
+            value = problem.mismatch(words, masks).clamp(min=_TINY).log()
         if prior is None:
             return value
-        texts = problem.tokeniser.content(problem.read(words))
-        return value + self.fluency * sum(prior.loss(text) for text in texts) / len(texts)
+        texts = [problem.tokeniser.content(own) for own in problem.read(words)]
+        losses = [sum(prior.loss(text) for text in own) / len(own) for own in texts]
+        return value + self.fluency * torch.tensor(losses).to(value)
 
     def _prior(self, problem: TextProblem) -> Bigrams | None:
-        public = problem.observation.knowledge.auxiliary
+        public = problem.known.auxiliary
         if public is None:
             return None
         return Bigrams(problem.tokeniser.content(public.inputs.cpu()), problem.tokeniser.size)
 
-    def _reordered(self, problem: TextProblem, words: Tensor, source: torch.Generator) -> Tensor:
+    def _reordered(self, problem: TextProblem, words: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         changed = words.clone()
-        for text in range(len(words)):
-            places = torch.nonzero(problem.free[text]).flatten()
-            changed[text, places] = words[text, places[torch.randperm(len(places), generator=source)]]
+        for lane, source in enumerate(sources):
+            for text in range(words.shape[1]):
+                places = torch.nonzero(problem.free[lane, text]).flatten()
+                order = torch.randperm(len(places), generator=source)
+                changed[lane, text, places] = words[lane, text, places[order]]
         return changed
+
+
+def _best(problem: TextProblem, tried: Iterable[Tensor]) -> Tensor:
+    """Return of each lane the vectors whose gradient is closest."""
+    best, least, masks = None, torch.inf * problem.unit, problem.masks()
+    for words in tried:
+        with torch.no_grad():
+            values = problem.mismatch(words, masks)
+        better = values < least
+        best = words if best is None else torch.where(better[:, None, None, None], words, best)
+        least = torch.where(better, values, least)
+    assert best is not None
+    return best

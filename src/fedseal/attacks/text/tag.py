@@ -6,18 +6,22 @@ Threat model: honest but curious server that knows labels, or infers them, and t
 Departures: constants of LAMP's authors (a = 0.01, Adam with rate 0.1, 2500 steps), as the paper's own are not stated;
 `layers` matches the first blocks only, which is nearly as telling and the way to run it without a GPU.
 Cost: a second derivative of the model per step.
-Known breaks: order is often lost; long batches; dropout while clients train.
+Known breaks: order is often lost; long batches; dropout while clients train, unless its masks are sought
+(`dropout=masks`, the part of GRAB, Feng et al., CCS 2024, that goes with any matching).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedseal.attacks.text.matching import Match, TextProblem, problem_of
-from fedseal.attacks.turns import in_turn
+from fedseal.attacks.text.dropout import Drop, drops_of
+from fedseal.attacks.text.matching import Match, TextProblem, problem_of, within
+from fedseal.attacks.turns import in_groups
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
 from fedseal.core.modality import TEXT
 from fedseal.core.observation import Observation
@@ -25,7 +29,12 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 
+Masks: TypeAlias = Literal["ignored", "masks"]
 _SHOWN = 20
+_BLOCKS = 2
+"""Blocks whose masks of dropout are sought: what later ones drop hardly says more of the words (GRAB)."""
+_ENTRIES = 1 << 24
+"""Entries of all lanes' gradients together."""
 
 
 class EmbeddingAttack(Attack):
@@ -36,6 +45,7 @@ class EmbeddingAttack(Attack):
     iterations: int
     layers: int | None
     rate: float
+    dropout: Masks
 
     def run_many(
         self,
@@ -44,46 +54,85 @@ class EmbeddingAttack(Attack):
         seeds: Sequence[int],
         listener: Listener | None = None,
     ) -> list[Reconstruction]:
-        """Attack one update after the other."""
+        """Attack updates of one model as lanes, as many at once as memory allows."""
         steps = budget.iterations or self.iterations
-        return in_turn(lambda seen, seed: self._descend(seen, steps, seed), observations, seeds, listener)
+        size = sum(value.numel() for value in observations[0].update.tensors.values())
+        at_once = max(1, _ENTRIES // max(1, size))
 
-    def _descend(self, seen: Observation, steps: int, seed: int) -> Reconstruction:
-        problem, source = problem_of(seen, self.match, seed, self.layers), generator(seed, self.name)
-        words = self.start(problem, source)
+        def attack(seen: Sequence[Observation], own: Sequence[int]) -> list[Reconstruction]:
+            parts = [slice(place, place + at_once) for place in range(0, len(seen), at_once)]
+            return [one for part in parts for one in self._descend(seen[part], steps, own[part])]
+
+        return in_groups(attack, observations, seeds, listener)
+
+    def _descend(self, seen: Sequence[Observation], steps: int, seeds: Sequence[int]) -> list[Reconstruction]:
+        began = time.perf_counter()
+        problem = problem_of(seen, self.match, seeds, self.layers, self._drops)
+        sources = [generator(seed, self.name) for seed in seeds]
+        words, masks = self.start(problem, sources), problem.masks()
         problem = self.counted(problem, words)
-        words.requires_grad_()
-        optimiser = torch.optim.Adam([words], lr=self.rate)
-        best, least, trace = words.detach().clone(), float("inf"), []
+        unknowns = [words.requires_grad_(), *(mask.requires_grad_() for mask in masks)]
+        optimiser = torch.optim.Adam(unknowns, lr=self.rate)
+        best, least = words.detach().clone(), torch.full((len(seen),), torch.inf).to(words)
+        trace = []
         for step in range(steps):
-            value = self.objective(problem, words)
-            current = float(value.detach())
-            if current < least:
-                best, least = words.detach().clone(), current
-            (words.grad,) = torch.autograd.grad(value, [words])
+            values = self.objective(problem, words, masks)
+            found = values.detach() < least
+            best = torch.where(found[:, None, None, None], words.detach(), best)
+            least = torch.where(found, values.detach(), least)
+            slopes = torch.autograd.grad(values.sum(), unknowns)
+            for unknown, slope in zip(unknowns, slopes, strict=True):
+                unknown.grad = torch.nan_to_num(slope)
             optimiser.step()
             with torch.no_grad():
                 words.copy_(problem.framed(words))
-                words.copy_(self.between(problem, words, step, steps, source))
+                words.copy_(self.between(problem, words, masks, step, steps, sources))
             for group in optimiser.param_groups:
                 group["lr"] = self.rate * self.decay(step, steps)
             if step % max(1, steps // _SHOWN) == 0:
-                trace.append((step, current))
-        return Reconstruction(problem.read(best), problem.labels, least, tuple(trace))
+                trace.append((step, values.detach()))
+        texts, seconds = problem.read(best), (time.perf_counter() - began) / len(seen)
+        sought = (f"sought the masks of {len(problem.drops)} calls of dropout",) if problem.drops else ()
+        return [
+            Reconstruction(
+                texts[lane],
+                problem.labels[lane],
+                float(least[lane]),
+                tuple((step, float(values[lane])) for step, values in trace),
+                seconds,
+                sought,
+            )
+            for lane in range(len(seen))
+        ]
 
-    def start(self, problem: TextProblem, source: torch.Generator) -> Tensor:
+    def _drops(self, model: nn.Module, ids: Tensor) -> tuple[Drop, ...]:
+        """Return the calls of dropout in the embedding and the first blocks, where their masks are to be sought."""
+        if self.dropout == "ignored":
+            return ()
+        names = [name for name, module in model.named_modules() if isinstance(module, nn.Dropout) and 0 < module.p < 1]
+        return drops_of(model, ids, [name for name in names if within(name, self.layers or _BLOCKS)])
+
+    def start(self, problem: TextProblem, sources: Sequence[torch.Generator]) -> Tensor:
         """Return where the search begins."""
-        return problem.start(source)
+        return problem.start(sources)
 
     def counted(self, problem: TextProblem, words: Tensor) -> TextProblem:
         """Return the problem with the unit in which its distance is counted, by where the search begins."""
         return problem
 
-    def objective(self, problem: TextProblem, words: Tensor) -> Tensor:
-        """Return what is minimised."""
-        return problem.mismatch(words)
+    def objective(self, problem: TextProblem, words: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        """Return what is minimised, of each lane."""
+        return problem.mismatch(words, masks)
 
-    def between(self, problem: TextProblem, words: Tensor, step: int, steps: int, source: torch.Generator) -> Tensor:
+    def between(
+        self,
+        problem: TextProblem,
+        words: Tensor,
+        masks: Sequence[Tensor],
+        step: int,
+        steps: int,
+        sources: Sequence[torch.Generator],
+    ) -> Tensor:
         """Return the vectors after a step, changed or not."""
         return words
 
@@ -108,9 +157,12 @@ class Tag(EmbeddingAttack):
         iterations: steps of Adam.
         rate: of Adam.
         layers: match the gradients of the first so many blocks alone; all if None.
+        dropout: `masks` seeks those of clients that train with dropout, as GRAB does; `ignored` takes it for off.
     """
 
     match: Match = "l1l2"
 
-    def __init__(self, iterations: int = 2500, rate: float = 0.1, layers: int | None = None) -> None:
-        self.iterations, self.rate, self.layers = iterations, rate, layers
+    def __init__(
+        self, iterations: int = 2500, rate: float = 0.1, layers: int | None = None, dropout: Masks = "ignored"
+    ) -> None:
+        self.iterations, self.rate, self.layers, self.dropout = iterations, rate, layers, dropout
