@@ -21,6 +21,13 @@ CASES = (
     DefenceCase("ats", zero="ats:policy=none", strong=("ats",), random=True),
     DefenceCase("blur", zero="blur:sigma=0", strong=("blur",)),
     DefenceCase(
+        "censor",
+        zero="censor:trials=0",
+        strong=("censor:trials=3", "censor:trials=3,variant=released"),
+        random=True,
+        exact=("censor:trials=1,variant=released",),
+    ),
+    DefenceCase(
         "dgc",
         zero="dgc:ratio=0,clip=inf",
         strong=("dgc:ratio=0.9", "dgc:ratio=0.9,dense=false"),
@@ -91,6 +98,13 @@ CASES = (
     ),
     DefenceCase("noisy layers", strong=("selective:noise=*,sigma=0.01",), random=True),
     DefenceCase("none", zero="none", strong=(), exact=("none",)),
+    DefenceCase(
+        "optimal-noise",
+        zero="optimal-noise:sigma=0,clip=inf",
+        strong=("optimal-noise:probes=4", "optimal-noise:sigma=0.1,probes=2,even=0.5"),
+        random=True,
+        exact=("optimal-noise:sigma=0,clip=0.01",),
+    ),
     DefenceCase("outpost", zero="outpost:prune=0,noise=0", strong=("outpost:beta=0",), random=True),
     DefenceCase("pixelate", zero="pixelate:block=1", strong=("pixelate",)),
     DefenceCase("precode", zero="precode:k=0", strong=("precode:k=8",), random=True),
@@ -111,6 +125,12 @@ CASES = (
         stateful=("refiner:preset=fast",),
     ),
     DefenceCase("soteria", zero="soteria:ratio=0", strong=("soteria",), random=True),
+    DefenceCase(
+        "svdefense",
+        zero="svdefense:energy=1",
+        strong=("svdefense:energy=0.5", "svdefense:energy=0.7,stretch=0,power=0"),
+        exact=("svdefense:energy=0.5",),
+    ),
     DefenceCase(
         "topk",
         zero="topk:ratio=0",

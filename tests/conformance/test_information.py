@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         "cancelling-noise:c=0",
         ("cancelling-noise:c=0.1,view=client", "cancelling-noise:view=client"),
     ),
+    "censor": ("censor:trials=0", ("censor:trials=3", "censor:trials=1")),
     "dgc": ("dgc:ratio=0,clip=inf", ("dgc:ratio=0.5", "dgc:ratio=0.99")),
     "dgp": ("dgp:k1=0,k2=0", ("dgp:k1=0.01,k2=0.3", "dgp", "dgp:k1=0.05,k2=0.93")),
     "dp-adaptive": ("dp-adaptive:sigma=0,clip=inf", ("dp-adaptive:sigma=0.01", "dp-adaptive")),
@@ -53,6 +54,10 @@ ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "minmax": ("minmax:ratio=0", ("minmax:ratio=0.5", "minmax:ratio=0.99")),
     "mixup": ("mixup:k=1", ("mixup:k=2",)),
     "none": ("none", ()),
+    "optimal-noise": (
+        "optimal-noise:sigma=0,clip=inf",
+        ("optimal-noise:sigma=0.0001", "optimal-noise:sigma=0.01", "optimal-noise:sigma=1"),
+    ),
     "outpost": ("outpost:prune=0,noise=0", ("outpost:beta=0,noise=0.01", "outpost:beta=0,noise=100")),
     "pixelate": ("pixelate:block=1", ("pixelate:block=2", "pixelate:block=6")),
     "precode": ("precode:k=0", ("precode:k=16",)),
@@ -74,6 +79,7 @@ ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         ("selective-encryption:ratio=0.5", "selective-encryption:ratio=0.99", "selective-encryption:ratio=1"),
     ),
     "soteria": ("soteria:ratio=0", ("soteria:ratio=0.3", "soteria:ratio=0.9")),
+    "svdefense": ("svdefense:energy=1", ("svdefense:energy=0.9", "svdefense:energy=0.3")),
     "topk": ("topk:ratio=0", ("topk:ratio=0.5", "topk:ratio=0.9", "topk:ratio=0.99")),
 }
 """By name: the spec at zero strength, and specs of growing strength."""

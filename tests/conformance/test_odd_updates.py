@@ -22,7 +22,7 @@ from fedseal.models.registry import build_model
 
 OF_UPDATES = (
     *("topk", "dgc", "minmax", "quantise", "quantise:bits=1", "gaussian:sigma=0.1", "laplace:scale=0.1", "dgp", "adgp"),
-    *("selective-encryption", "selective-encryption:per_tensor=true", "adadefense"),
+    *("selective-encryption", "selective-encryption:per_tensor=true", "adadefense", "svdefense"),
 )
 ODD = {
     "empty": torch.zeros(0),

@@ -25,7 +25,7 @@ from .cases import CASES
 
 GROUNDS = (TEXTS, TABLES)
 OF_PICTURES = {"ats", "blur", "instahide", "lids", "mixup", "pixelate", "refiner", "fedkl"}
-OF_NUMBERS = {"graddefense", "soteria"}
+OF_NUMBERS = {"graddefense", "optimal-noise", "soteria"}
 NEEDS_A_FILE = {"pretrained"}
 
 CHEAP: tuple[Check[DefenceCase], ...] = (

@@ -30,6 +30,7 @@ from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import AttackerView, NoiseLaw
 from fedseal.core.ranges import Rate, Weight
 from fedseal.core.registry import Info
+from fedseal.core.tensors import flatten
 
 
 @ATTACKS.register(
@@ -77,4 +78,5 @@ class Bayes(MatchingAttack):
     def _likelihood(self, view: AttackerView | None) -> Likelihood:
         if view is None:
             return Likelihood(self._law(view))
-        return Likelihood(self._law(view), view.rounding, view.mask)
+        variances = None if view.variances is None else flatten(view.variances)
+        return Likelihood(self._law(view), view.rounding, view.mask, variances)

@@ -179,6 +179,7 @@ class AttackerView:
         rounding: maps one tensor of the observed update to the variance that rounding gave each of its entries; safe
             under `torch.func.vmap`. A law like `noise`, for who weighs entries by it.
         mask: which magnitudes of each tensor were sent, where zeros were withheld: the `largest`, or the `middle` ones.
+        variances: of the noise in each entry, by parameter name, where they differ; `noise` is then their mean's law.
     """
 
     name: str
@@ -195,6 +196,7 @@ class AttackerView:
     unused: tuple[str, ...] = ()
     rounding: Callable[[Tensor], Tensor] | None = None
     mask: Literal["largest", "middle"] | None = None
+    variances: Tensors | None = None
 
     @property
     def is_plain(self) -> bool:

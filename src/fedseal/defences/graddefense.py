@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from fedseal.core.batch import Batch
 from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, NoiseLaw, RoundContext, Stage
-from fedseal.core.errors import CapabilityError, UsageError
+from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.core.traits import Traits
 from fedseal.defences.pruning import match_observed_support
+from fedseal.defences.slopes import differentiated_twice
 from fedseal.defences.tally import StepTally, everything
 
 _STRETCH = 64
@@ -48,15 +49,10 @@ def sensitivities(root: Batch, context: RoundContext) -> Tensor:
     model = copy.deepcopy(context.model)
     images = root.numbers.detach().requires_grad_()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    try:
+    with differentiated_twice("graddefense"):
         loss = context.loss(model, replace(root, inputs=images))
         gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         return torch.stack([_sensitivity(gradient, images) for gradient in gradients])
-    except RuntimeError as error:
-        raise CapabilityError(
-            f"graddefense needs a model that can be differentiated twice: {str(error).strip().splitlines()[0]}",
-            hint="Use a model of differentiable operations (no fused attention).",
-        ) from error
 
 
 def _sensitivity(gradient: Tensor | None, images: Tensor) -> Tensor:

@@ -221,6 +221,7 @@ class Pipeline(Defence):
             (*(word for view in views for word in view.unused), *(str(law) for law in left_out)),
             views[-1].rounding,
             views[-1].mask,
+            views[-1].variances,
         )
 
 

@@ -12,10 +12,13 @@ from fedseal.core.errors import InputError
 from fedseal.core.observation import Observation
 
 
-def companions(observations: Sequence[Observation], priors: Priors) -> list[list[int]]:
+def companions(
+    observations: Sequence[Observation], priors: Priors, *, reads_variances: bool = False
+) -> list[list[int]]:
     """Return the places of the observations, in groups that share all a matching problem is built from.
 
-    What an attacker knows of one client only (its batch statistics, a defence's personal view) is shared with nobody.
+    What an attacker knows of one client only (its batch statistics, a defence's personal view, the variance of each
+    entry's noise where the objective reads those) is shared with nobody.
 
     Raises:
         InputError: if they are not of one model and of one kind.
@@ -25,14 +28,17 @@ def companions(observations: Sequence[Observation], priors: Priors) -> list[list
         raise InputError("observations attacked together must come from one model and be of one kind.")
     groups: dict[Hashable, list[int]] = {}
     for place, observation in enumerate(observations):
-        key = place if _is_personal(observation, priors) else _shared(observation)
+        personal = _is_personal(observation, priors, reads_variances)
+        key = place if personal else _shared(observation)
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
 
-def _is_personal(observation: Observation, priors: Priors) -> bool:
+def _is_personal(observation: Observation, priors: Priors, reads_variances: bool) -> bool:
     view = observation.knowledge.defence
-    return (view is not None and view.personal) or (priors.needs_statistics and priors.bn_source == "batch")
+    if priors.needs_statistics and priors.bn_source == "batch":
+        return True
+    return view is not None and (view.personal or (reads_variances and view.variances is not None))
 
 
 def _shared(observation: Observation) -> Hashable:

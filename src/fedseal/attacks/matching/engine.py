@@ -107,7 +107,8 @@ class MatchingAttack(Attack):
         """
         for observation in observations:
             self.check(observation)
-        groups = companions(observations, self.recipe().priors)
+        recipe = self.recipe()
+        groups = companions(observations, recipe.priors, reads_variances=callable(recipe.objective))
         if len(groups) == 1:
             return self._run_together(observations, budget, seeds, listener)
         shown = torch.full(

@@ -144,6 +144,10 @@ class GaussianKernel:
         return total
 
 
+_LEAST_VARIANCE = 1e-4
+"""Of the mean variance, what an entry without noise is taken to have, so that it does not outweigh all others."""
+
+
 @runtime_checkable
 class ReadsWithheld(Protocol):
     """A distance that also knows something of coordinates which were not sent."""
@@ -161,11 +165,13 @@ class Likelihood:
         rounding: maps one tensor of the observation to the variance its rounding adds; Gaussian laws only.
         mask: zeros were withheld, since their magnitudes were below the `largest` ones that were sent, or outside of
             the `middle`: what contradicts that is a deviation like any other.
+        variances: of each entry [N], where they differ; Gaussian laws only.
     """
 
     law: NoiseLaw
     rounding: Callable[[Tensor], Tensor] | None = None
     mask: Literal["largest", "middle"] | None = None
+    variances: Tensor | None = None
 
     def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
         """Compare everything."""
@@ -174,6 +180,9 @@ class Likelihood:
         """Return the negative log-likelihood up to a constant."""
         if self.law.family == "laplace":
             return (dummy - observed).abs().sum() / self.law.scale
+        if self.variances is not None:
+            least = _LEAST_VARIANCE * self.law.variance
+            return ((dummy - observed).square() / (2 * self.variances.to(dummy).clamp(min=least))).sum()
         if self.rounding is None:
             return (dummy - observed).square().sum() / (2 * self.law.variance)
         total = dummy.new_zeros(())
