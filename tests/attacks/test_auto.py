@@ -214,6 +214,24 @@ def test_searches_are_ranked_as_pictures_and_as_likenesses_alike(monkeypatch: py
     assert [member.spec for member in ranked] == ["both", "blurred", "sharp"]
 
 
+@pytest.mark.parametrize(("closed", "longest"), [(9.0, 60), (30.0, 120)])
+def test_half_a_budget_does_not_decide_against_a_search(
+    monkeypatch: pytest.MonkeyPatch, closed: float, longest: int
+) -> None:
+    spent: list[int] = []
+
+    def judged(member: Member, shadows: object, budget: Budget) -> Record:
+        assert budget.iterations is not None
+        spent.append(budget.iterations)
+        return Record.of([0.1], [10.0], [0.0])
+
+    monkeypatch.setattr(race, "judge", judged)
+    (observation,), _ = see(set_up(), targets=1)
+    shadows = play_shadows(observation, *split_public(observation, 4, 0), 0)
+    race.race(shadows, ["ig", "idlg"], 120, None, [Record.of([0.1], [closed], [0.0])])
+    assert max(spent) == longest
+
+
 def test_with_one_member_or_one_shadow_there_is_nothing_to_learn_a_slope_from():
     assert trusted() == {}
     assert trusted(only=([0.1, 0.01], [10.0, 20.0]))["only"].slope == 0

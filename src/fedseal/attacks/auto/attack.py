@@ -8,8 +8,8 @@ answers point at shadows' originals among other public images; without public im
 explanation is given. The truth is never looked at. Work on shadows is done once per model, defence, public data and
 budget, and kept.
 
-Cost: per target the budget's iterations and what the closed forms take; on shadows, once, about six budgets of one
-target, ten for one who knows the defence, and all that `learned` and `retrieval` prepare.
+Cost: per target the budget's iterations and what the closed forms take; on shadows, once, six to ten budgets of
+one target, ten to fourteen for one who knows the defence, and all that `learned` and `retrieval` prepare.
 
 Known breaks: public images unlike the private ones, by which shadows teach the wrong trust; without any, an update
 under noise is explained best by images that fit the noise.
@@ -159,7 +159,8 @@ class _Experience(Lesson[dict[Member, Trust]]):
         shadows = play_shadows(self._observation, *self._parted, _SEED)
         judged = {member: judge(member, shadows, self._spent) for member in _closed(self._observation)}
         sound = {member: record for member, record in judged.items() if record is not None}
-        return trusts(sound | race(shadows, self._searches, self._spent.iterations or 1, self._spent.restarts))
+        budget = self._spent
+        return trusts(sound | race(shadows, self._searches, budget.iterations or 1, budget.restarts, sound.values()))
 
     def save(self, trained: dict[Member, Trust]) -> Saved:
         return Saved({}, {"trust": [[asdict(member), asdict(one)] for member, one in trained.items()]})

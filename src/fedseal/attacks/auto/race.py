@@ -2,8 +2,9 @@
 
 Searches race by successive halving (Jamieson and Talwalkar 2016): all with a quarter of the budget on a pair of
 shadows, the better half with half of it on all of them; never with so little that only the strongest prior can look
-good, nor with more than it takes to tell them apart: what is left is for the targets. With a budget too small for that
-the two likeliest of the family run alone. For an attacker who knows the defence, the better half also runs as if it did
+good, nor with more than it takes to tell them apart: what is left is for the targets. A winner that is behind what
+needs no search runs once more with all of its budget, lest half of it decides. With a budget too small for that the two
+likeliest of the family run alone. For an attacker who knows the defence, the better half also runs as if it did
 not know it: knowledge that does not help is not used. What every member then reaches on the shadows, beside how well
 its images explain the update, tells what to expect of any answer it will give, as a picture of the original and as a
 likeness that points at it among others: the smoothest guess is often the closer picture and the worse likeness.
@@ -12,7 +13,7 @@ likeness that points at it among others: the smoothest guess is often the closer
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -181,8 +182,18 @@ def judge(member: Member, shadows: Shadows, budget: Budget) -> Record | None:
     return Record.of(mismatches, shadows.scores(answers), shadows.pointed(answers))
 
 
-def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None) -> dict[Member, Record]:
-    """Return the winner among searches with what it came to; none if none answers the shadows."""
+def race(
+    shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int | None, others: Iterable[Record] = ()
+) -> dict[Member, Record]:
+    """Return the winner among searches with what it came to; none if none answers the shadows.
+
+    Args:
+        shadows: to race on.
+        specs: the searches, the likeliest first.
+        iterations: of the whole budget.
+        restarts: of each search; None for its own.
+        others: what attacks without a search came to.
+    """
     defended = shadows.observations[0].knowledge.defence is not None
     heats = [_share(iterations, 4, _LONGEST), _share(iterations, 2, 2 * _LONGEST)]
     better = [Member(spec, True) for spec in specs]
@@ -192,7 +203,11 @@ def race(shadows: Shadows, specs: Sequence[str], iterations: int, restarts: int 
     if defended:
         better += [Member(member.spec, False) for member in better]
     ranked = _ranked(better, shadows, heats[1], restarts)
-    return {member: ranked[member] for member in list(ranked)[:1]}
+    ahead = max((fmean(record.scores) for record in others), default=-math.inf)
+    winner = dict(list(ranked.items())[:1])
+    if heats[1] < iterations and any(fmean(record.scores) < ahead for record in winner.values()):
+        winner |= _ranked(list(winner), shadows, iterations, restarts)
+    return winner
 
 
 def _share(iterations: int, part: int, most: int) -> int:
