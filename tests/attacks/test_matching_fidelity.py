@@ -115,6 +115,16 @@ def test_fedleak_converges_on_its_home_network(observe: Callable):
     assert printed < 1.3
 
 
+def test_tuned_fedleak_is_fedleak_with_two_other_numbers(observe: Callable):
+    seen, _ = observe(build_model("lenet-relu", input_shape=(1, 16, 16), num_classes=10, seed=0), shape=(1, 16, 16))
+    found = [
+        ATTACKS.build(spec).run(seen, Budget(4, 1), 0).images
+        for spec in ("fedleak-tuned", "fedleak:lr=0.05,tv=3", "fedleak")
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 def test_a_pixel_can_cross_its_range_within_the_default_budget_of_every_matching_attack():
     for name in ("ig", "fedleak", "fedleak-artifact", "gradinversion", "bayes", "sapag"):
         attack = ATTACKS.build(name)

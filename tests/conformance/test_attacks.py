@@ -40,6 +40,7 @@ CASES = (
 ON_TEXT = {"dager", "lamp", "lora", "tag", "words"}
 """Attacks that read text: tests/text holds them to what is here."""
 ELSEWHERE = {
+    "fedleak-tuned": "`fedleak` with other numbers: test_matching_fidelity.py",
     "fedleak-paper": "`fedleak` with other numbers, too slow for a small budget: test_matching_fidelity.py",
     "tableak": "rebuilds records, not images: tests/attacks/test_tables.py",
     "seer": "its model is trained for minutes; tests/attacks/test_seer.py holds it to what is here",
