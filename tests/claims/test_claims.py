@@ -15,6 +15,7 @@ from torch import nn
 from fedseal.audit.factors import scenarios_of
 from fedseal.claims import claim as claim_module
 from fedseal.claims.claim import Check, Claim, declared, find_claims
+from fedseal.claims.experiments import METRICS
 from fedseal.claims.ledger import load_ledger, load_outcome
 from fedseal.claims.measures import MEASURES
 from fedseal.claims.place import Place
@@ -36,6 +37,7 @@ from fedseal.report.claims import (
     standing_words,
     write_claims,
 )
+from fedseal.store.records import TrialRecord
 from fedseal.training.scenario import validate_training
 
 
@@ -375,3 +377,12 @@ def test_the_command_prints_runs_shows_and_writes(
     assert "54 claims: 53 not run, 1 undecided." in fedseal()
     assert "stands: undecided: needs GRNN" in fedseal("show", "a2")
     assert "wrote pages/claims.md" in fedseal("write", "pages")
+
+
+def test_a_gain_is_over_guesses_an_attacker_can_make() -> None:
+    guesses = {"mean_image": (12.0,), "class_mean": (13.0,), "nearest": (16.0,), "flat": (17.0,)}
+    record = TrialRecord(
+        key="k", scenario="s", defence="none", attack="ig", aware=False, target=0, psnr=(15.0,), baselines=guesses
+    )
+    assert METRICS["gain"](record.model_copy(update={"label_accuracy": 1.0})) == pytest.approx(2.0)
+    assert METRICS["gain"](record.model_copy(update={"label_accuracy": 0.0})) == pytest.approx(3.0)

@@ -100,7 +100,7 @@ def against_chance(done: Sequence[TrialRecord], seed: int) -> Chance | None:
     """Compare scores with the strongest guess an attacker can make; None where no guess is known."""
     scale = scale_of(done)
     named = [name for name in scale.attainable if all(name in r.baselines for r in done)]
-    guesses = {name: [_guess(r, name, scale) for r in done] for name in named}
+    guesses = {name: [attainable_guess(r, name, scale) for r in done] for name in named}
     if not guesses:
         return None
     strongest = max(guesses, key=lambda name: fmean(fmean(part) for part in guesses[name]))
@@ -121,7 +121,7 @@ def scale_of(records: Sequence[TrialRecord]) -> Scale:
     return scale_called(records[0].scale) if records else PSNR
 
 
-def _guess(record: TrialRecord, name: str, scale: Scale) -> list[float]:
+def attainable_guess(record: TrialRecord, name: str, scale: Scale) -> list[float]:
     """Return a guess's scores; an attacker without the right labels guesses as of all classes instead."""
     able = record.label_accuracy == 1.0 or not name.startswith("class_")
     return scale.capped(record.baselines[name if able else scale.fallback])

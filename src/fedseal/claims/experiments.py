@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from fedseal.audit.evidence import attainable_guess
 from fedseal.audit.run import Run
 from fedseal.claims.claim import Check
 from fedseal.claims.measures import MEASURES
@@ -17,6 +18,7 @@ from fedseal.core.errors import UsageError
 from fedseal.core.identity import identity_of
 from fedseal.core.specs import near_matches
 from fedseal.federation.simulation import History
+from fedseal.metrics.scales import scale_called
 from fedseal.store.records import TrialRecord
 from fedseal.training.run import TrainingRun
 from fedseal.training.runner import run_training
@@ -52,8 +54,10 @@ def run_experiment(check: Check, place: Place) -> Evidence:
 
 
 def _gain(record: TrialRecord) -> float:
-    """Return by how much a reconstruction is better than what anybody can have without the update."""
-    chance = max((fmean(values) for values in record.baselines.values()), default=0.0)
+    """Return by how much a reconstruction is better than the best guess an attacker can make without the update."""
+    scale = scale_called(record.scale)
+    guesses = [attainable_guess(record, name, scale) for name in scale.attainable if name in record.baselines]
+    chance = max(map(fmean, guesses), default=0.0)
     return fmean(record.psnr) - chance
 
 
