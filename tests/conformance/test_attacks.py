@@ -34,6 +34,7 @@ CASES = (
     AttackCase("retrieval", Home(data="faces:size=8", margin=0.5)),
     AttackCase("rgap", Home(SMOOTH, budget=steps(60))),
     AttackCase("sapag", Home(SMOOTH, budget=steps(60))),
+    AttackCase("sme:lr=0.1,tv=0.001,schedule=cosine", Home(SMOOTH, budget=steps(80))),
     AttackCase("spear", Home("mlp:width=32", batch_size=3, margin=40)),
     AttackCase("suppression:inversion=ig", Home(clients=2, budget=steps(60), scored=1)),
 )

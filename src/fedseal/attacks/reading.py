@@ -43,7 +43,8 @@ def update_scale(observation: Observation) -> float:
     """Return s such that the update is about s times the gradient of the loss on all images.
 
     1 for a gradient. For a weight change after T steps of learning rate lr it is -lr T, which makes
-    update / s = (w_old - w_new) / (lr T), the mean of the T step gradients (FedLeak, Sec. 4.1).
+    update / s = (w_old - w_new) / (lr T), the mean of the T step gradients (FedLeak, Sec. 4.1). Momentum goes farther
+    (`Optimiser.reach`); what Adam sends has a size of its own, and only its direction is worth comparing.
     """
     if observation.update.kind == "gradient":
         return 1.0
@@ -53,7 +54,7 @@ def update_scale(observation: Observation) -> float:
             "a weight change can be read as a gradient only with the learning rate and the number of local steps.",
             hint="Grant `learning_rate` and `local_steps` under `attacker:` in the scenario.",
         )
-    return -knowledge.learning_rate * knowledge.local_steps
+    return -knowledge.learning_rate * knowledge.rule.reach(knowledge.local_steps * (knowledge.local_epochs or 1))
 
 
 def image_count(observation: Observation) -> int:

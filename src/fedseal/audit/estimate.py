@@ -128,7 +128,7 @@ def _gradient_seconds(setup: Setup) -> float:
 def _job_seconds(setup: Setup, job: Job, gradient: float) -> float:
     iterations, restarts = spent(job.attack, setup.scenario.iterations, setup.scenario.restarts)
     client = setup.scenario.client
-    batches = client.local_steps * client.aggregate
+    batches = client.local_steps * client.local_epochs * client.aggregate
     each = SECONDS_PER_ITERATION + GRADIENTS_PER_ITERATION * gradient * batches
     return len(job.trials) * max(iterations * restarts, 1) * each
 

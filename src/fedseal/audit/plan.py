@@ -172,7 +172,10 @@ def _leave_out_unset(settings: dict[str, Any]) -> None:
     if client["partition"] is None:
         for key in ("partition", "population", "member"):
             del client[key]
-    for key in ("bn_statistics", "lengths"):
+    for key, plain in (("local_epochs", 1), ("optimiser", "sgd"), ("momentum", 0.0), ("weight_decay", 0.0)):
+        if client[key] == plain:
+            del client[key]
+    for key in ("bn_statistics", "lengths", "optimiser"):
         if attacker[key]:
             del attacker[key]
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedseal.core.config_file import ModelText, PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
+from fedseal.core.optimiser import Optimiser, OptimiserName
 from fedseal.core.ranges import Amount, Count, Seed
 
 
@@ -27,8 +28,12 @@ class ClientConfig(_Config):
 
     Attributes:
         batch_size: images per local step.
-        local_steps: SGD steps per round; 1 uploads the gradient, more upload the weight change.
+        local_steps: steps per round, each on a batch of its own; 1 uploads the gradient, more upload the weight change.
+        local_epochs: passes over these batches; more than 1 upload the weight change.
         learning_rate: of the local steps.
+        optimiser: by which they are taken, without memory at the beginning of a round.
+        momentum: of `sgd`.
+        weight_decay: times the weights, added to each gradient.
         aggregate: clients whose mean update is all the server sees, as under secure aggregation; 1 for none.
         bn_mode: how batch normalisation runs and what the server sees of it.
         examples: images a client holds, of which the attacked round uses some; None for 64 where a defence prepares
@@ -45,7 +50,11 @@ class ClientConfig(_Config):
 
     batch_size: int = Field(1, ge=1, le=4096)
     local_steps: int = Field(1, ge=1, le=1000)
+    local_epochs: int = Field(1, ge=1, le=1000)
     learning_rate: float = Field(0.1, gt=0)
+    optimiser: OptimiserName = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
     aggregate: int = Field(1, ge=1, le=1000)
     bn_mode: BNMode = "eval"
     examples: Count | None = None
@@ -56,6 +65,17 @@ class ClientConfig(_Config):
     partition: str | None = None
     population: int = Field(10, ge=1, le=100_000)
     member: Amount | None = None
+
+    @property
+    def rule(self) -> Optimiser:
+        """By which rule the client steps."""
+        return Optimiser(self.optimiser, self.momentum, self.weight_decay)
+
+    @model_validator(mode="after")
+    def _some_rule(self) -> Self:
+        if self.optimiser == "adam" and self.momentum:
+            raise ValueError("momentum is of sgd; adam has moments of its own")
+        return self
 
     @model_validator(mode="after")
     def _some_member(self) -> Self:
@@ -71,7 +91,9 @@ class AttackerConfig(_Config):
 
     Attributes:
         labels: `true`, `unknown`, or the rule by which the attacker infers them.
-        batch_size, local_steps, learning_rate, normalisation: whether the server knows these.
+        batch_size, local_steps, learning_rate, normalisation: whether the server knows these; `local_epochs` with the
+            steps.
+        optimiser: whether it knows by which rule clients step; if not, it takes plain SGD for granted.
         bn_statistics: whether it is given the statistics of the batch, where `bn_mode` has them sent.
         public_data: whether the attacker holds public data of the same kind.
         public_images: how many at most; of the part `public_fraction` sets aside.
@@ -84,6 +106,7 @@ class AttackerConfig(_Config):
     batch_size: bool = True
     local_steps: bool = True
     learning_rate: bool = True
+    optimiser: bool = True
     normalisation: bool = True
     bn_statistics: bool = True
     public_data: bool = True
@@ -218,6 +241,10 @@ class Scenario(_Config):
             raise ValueError("weight_seeds must differ from each other")
         if self.weight_seeds and self.stage is not None and self.stage.checkpoint is not None:
             raise ValueError("weight_seeds mean nothing where a checkpoint has the weights; leave them out")
+        if self.stage is not None and self.client.local_epochs > 1:
+            raise ValueError(
+                "client.local_epochs is of first rounds; where a stage is attacked, set client.local_steps"
+            )
         if self.stage is not None and self.client.partition is not None:
             raise ValueError("client.partition is of first rounds; where a stage is attacked, set stage.partition")
         return self

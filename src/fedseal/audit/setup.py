@@ -241,6 +241,8 @@ class Setup:
             clients=shape.clients,
             local_steps=shape.local_steps if attacker.local_steps else None,
             learning_rate=client.learning_rate if attacker.learning_rate else None,
+            local_epochs=client.local_epochs if attacker.local_steps else None,
+            optimiser=client.rule if attacker.optimiser else None,
             normalisation=self.config.normalisation if attacker.normalisation else None,
             auxiliary=self.public if attacker.public_data else None,
             modality=self.private.modality,
@@ -366,7 +368,11 @@ def _round_config(scenario: Scenario, dataset: Dataset) -> RoundConfig:
     client = scenario.client
     return RoundConfig(
         local_steps=client.local_steps,
+        local_epochs=client.local_epochs,
         learning_rate=client.learning_rate,
+        optimiser=client.optimiser,
+        momentum=client.momentum,
+        weight_decay=client.weight_decay,
         bn_mode=client.bn_mode,
         train_mode=client.train_mode,
         loss=scenario.loss,

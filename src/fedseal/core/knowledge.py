@@ -15,6 +15,7 @@ from fedseal.core.batch import Batch, Normalisation
 from fedseal.core.encoding import Encoding
 from fedseal.core.errors import CapabilityError
 from fedseal.core.modality import IMAGE, TEXT
+from fedseal.core.optimiser import PLAIN, Optimiser
 
 if TYPE_CHECKING:
     from fedseal.core.defence import AttackerView
@@ -70,7 +71,7 @@ class Knowledge:
         labels: the true labels [B], when `label_rule` is `true`.
         bn_statistics: exact batch mean and variance per normalisation layer.
         clients: clients behind the update; more than one where only their aggregate is seen.
-        local_steps: SGD steps behind the update, per client.
+        local_steps: steps behind the update, per client and pass over its batches.
         learning_rate: the client's learning rate.
         normalisation: between image and model input.
         auxiliary: public data of the same kind, disjoint from every client's.
@@ -80,6 +81,8 @@ class Knowledge:
         modality: what clients hold.
         encoding: how inputs are made of it, where that is not plain.
         lengths: how many tokens each text has [B], marks included.
+        local_epochs: passes over the batches; None is taken for one.
+        optimiser: by which rule the client steps; None is taken for plain SGD.
     """
 
     input_shape: tuple[int, ...]
@@ -102,6 +105,13 @@ class Knowledge:
     modality: str = IMAGE
     encoding: Encoding | None = None
     lengths: Tensor | None = None
+    local_epochs: int | None = None
+    optimiser: Optimiser | None = None
+
+    @property
+    def rule(self) -> Optimiser:
+        """By which rule the attacker takes clients to step."""
+        return self.optimiser or PLAIN
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -114,6 +124,9 @@ class Knowledge:
     def granted(self) -> frozenset[str]:
         """Return the names of all capabilities that were given."""
         return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
+    def _steps_by(self) -> str:
+        return "not given; taken for plain SGD" if self.optimiser is None else self.optimiser.describe()
 
     @property
     def _noun(self) -> str:
@@ -133,7 +146,8 @@ class Knowledge:
             "labels": _describe_labels(self.label_rule, self.labels is not None, self.auxiliary is not None),
             "batch normalisation": _BN_WORDS[self.bn_mode],
             "clients in the update": _given(self.clients),
-            "local steps": _describe_steps(self.local_steps, self.clients),
+            "local steps": _describe_steps(self.local_steps, self.local_epochs, self.clients),
+            "optimiser": self._steps_by(),
             "learning rate": _given(self.learning_rate),
             "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
             "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} {self._noun} no client holds",
@@ -158,10 +172,12 @@ def _given(value: float | None) -> str:
     return "not given" if value is None else f"{value:g}"
 
 
-def _describe_steps(steps: int | None, clients: int | None) -> str:
-    if steps is None or steps == 1 or clients is None or clients == 1:
-        return _given(steps)
-    return f"{steps:g} of each client, whose course nobody can follow: only the mean of {clients} clients is seen"
+def _describe_steps(steps: int | None, epochs: int | None, clients: int | None) -> str:
+    passes = "" if epochs in {None, 1} else f" in each of {epochs} passes over the same batches"
+    if steps is None or (steps == 1 and not passes) or clients is None or clients == 1:
+        return _given(steps) + passes
+    whose = f" of each client{passes}, whose course nobody can follow: only the mean of {clients} clients is seen"
+    return f"{steps:g}{whose}"
 
 
 def _describe_labels(rule: LabelRule, given: bool, public: bool) -> str:

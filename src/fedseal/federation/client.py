@@ -1,7 +1,7 @@
 """One client's round: batches in, an update out, through every hook of its defence.
 
 With one local step the update is the loss gradient (FedSGD) unless the weight change is asked for; with more it is
-the weight change after that many SGD steps (FedAvg), one batch each.
+the weight change after that many steps (FedAvg), one batch each, in as many passes over the batches as asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedseal.core.defence import Classifier, CostReport, Defence, Loss, RoundCon
 from fedseal.core.errors import InputError
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 from fedseal.core.observation import Update, UpdateKind
+from fedseal.core.optimiser import Course, Optimiser, OptimiserName
 from fedseal.core.seeds import derive_seed
 from fedseal.core.tensors import Tensors, check_finite
 from fedseal.federation.loss import client_loss
@@ -38,13 +39,16 @@ class RoundConfig:
     """How clients train.
 
     Attributes:
-        local_steps: SGD steps per round.
+        local_steps: steps per pass, each on a batch of its own.
         learning_rate: of those steps.
         bn_mode: batch normalisation with running (`eval`) or batch statistics.
         train_mode: whether dropout and the like are active.
         loss_reduction: over the batch.
         normalisation: between images and model.
         momentum: of the local steps; every round starts without any.
+        weight_decay: times the weights, added to each gradient.
+        optimiser: by which the steps are taken; every round starts without memory.
+        local_epochs: passes over the same batches, in the same order.
         upload: what is sent; `auto` is the gradient after one step and the weight change after more.
         loss: that clients minimise (`federation.loss`).
     """
@@ -58,16 +62,29 @@ class RoundConfig:
     momentum: float = 0.0
     upload: Literal["auto", "gradient", "delta"] = "auto"
     loss: str = CROSS_ENTROPY
+    weight_decay: float = 0.0
+    optimiser: OptimiserName = "sgd"
+    local_epochs: int = 1
 
     def __post_init__(self) -> None:
-        if self.upload == "gradient" and self.local_steps > 1:
-            raise InputError(f"{self.local_steps} local steps have no one gradient.", hint="Upload the weight change.")
+        if self.upload == "gradient" and self.steps > 1:
+            raise InputError(f"{self.steps} local steps have no one gradient.", hint="Upload the weight change.")
+
+    @property
+    def steps(self) -> int:
+        """Steps of a round, over all passes."""
+        return self.local_steps * self.local_epochs
+
+    @property
+    def rule(self) -> Optimiser:
+        """By which rule a client steps."""
+        return Optimiser(self.optimiser, self.momentum, self.weight_decay)
 
     @property
     def kind(self) -> UpdateKind:
         """What an update is."""
         if self.upload == "auto":
-            return "gradient" if self.local_steps == 1 else "delta"
+            return "gradient" if self.steps == 1 else "delta"
         return self.upload
 
 
@@ -197,20 +214,21 @@ def train(
     fed: list[Batch] = []
     recorded: BNStatistics = {}
     gradient: Tensors = {}
-    velocity: dict[str, Tensor] = {}
+    course = config.rule.begin()
     context = RoundContext(local, loss, generator, round_number, 0, config.learning_rate, client, kind=config.kind)
-    for step, batch in enumerate(batches):
+    for step in range(config.steps):
         context = replace(context, step=step, batch=None)
-        fed.append(clock(defence.on_batch, batch, context))
-        context = replace(context, batch=fed[-1])
+        if step < len(batches):  # what the model is fed is made once, and fed again in every pass
+            fed.append(clock(defence.on_batch, batches[step], context))
+        context = replace(context, batch=fed[step % len(batches)])
         with (
             record_bn_statistics(local) if statistics and step == 0 else nullcontext(recorded) as recorded,
             client_randomness(context) if draws else nullcontext(),
         ):
-            gradient = _gradient(parameters, fed[-1], loss, defence, context, clock)
+            gradient = _gradient(parameters, fed[step % len(batches)], loss, defence, context, clock)
         gradient = clock(defence.on_gradient, gradient, context)
         if config.kind == "delta":
-            sgd_step(parameters, gradient, velocity, config)
+            take_step(parameters, gradient, course, config.learning_rate)
     if config.kind == "delta":
         before = dict(model.named_parameters())
         gradient = {name: parameters[name].detach() - before[name].detach() for name in gradient}
@@ -228,14 +246,11 @@ def _overwritten(workspace: nn.Module, model: nn.Module) -> nn.Module:
     return workspace
 
 
-def sgd_step(parameters: Tensors, gradient: Tensors, velocity: dict[str, Tensor], config: RoundConfig) -> None:
-    """Take one step of SGD in place, of one client or of several stacked; `velocity` is the optimiser's state."""
+def take_step(parameters: Tensors, gradient: Tensors, course: Course, learning_rate: float) -> None:
+    """Take one step in place, of one client or of several stacked."""
     with torch.no_grad():
-        for name, direction in gradient.items():
-            if config.momentum:
-                last = velocity.get(name)
-                direction = velocity[name] = direction if last is None else last * config.momentum + direction
-            parameters[name].sub_(direction, alpha=config.learning_rate)
+        for name, direction in course.directions(parameters, gradient).items():
+            parameters[name].sub_(direction, alpha=learning_rate)
 
 
 def _with_extra(loss: Loss, defence: Defence, model: nn.Module) -> Loss:

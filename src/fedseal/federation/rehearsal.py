@@ -88,7 +88,12 @@ class Rehearsal:
         shape = self.shape if whole else RoundShape(images.shape[1])
         stage = _Stage(
             set_mode(copy.deepcopy(model), self.config),
-            replace(self.config, local_steps=shape.local_steps, upload=self.config.kind),
+            replace(
+                self.config,
+                local_steps=shape.local_steps,
+                upload=self.config.kind,
+                local_epochs=self.config.local_epochs if whole else 1,
+            ),
             shape,
             self._template,
             seed,
@@ -133,6 +138,10 @@ def rehearsal_of(
         loss_reduction=knowledge.loss_reduction,
         normalisation=knowledge.normalisation or IDENTITY,
         upload=kind,
+        momentum=knowledge.rule.momentum,
+        weight_decay=knowledge.rule.weight_decay,
+        optimiser=knowledge.rule.name,
+        local_epochs=(knowledge.local_epochs or 1) if kind == "delta" else 1,
     )
     return Rehearsal(config, RoundShape(size, steps or 1, knowledge.clients or 1), fresh, defence, knowledge.modality)
 

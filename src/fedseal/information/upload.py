@@ -102,7 +102,7 @@ def _plain(module: nn.Module) -> nn.Module:
 class UploadMap:
     """Maps the images behind an upload, and what its clients drew, to what passes to the server.
 
-    The variable is one vector: all images, then all draws. Steps of SGD are unrolled; several clients are averaged.
+    The variable is one vector: all images, then all draws. Local steps are unrolled; several clients are averaged.
 
     Args:
         upload: where to linearise.
@@ -183,13 +183,13 @@ class UploadMap:
     def _client(self, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         config = self._upload.config
         weights: Tensors = self.parameters
-        velocity: dict[str, Tensor] = {}
+        course = config.rule.begin()
         gradient: dict[str, Tensor] = {}
-        for images, labels in batches:
+        for images, labels in [batch for _ in range(config.local_epochs) for batch in batches]:
             gradient = self._gradient(weights, images, labels)
-            velocity = {n: g + config.momentum * velocity[n] if velocity else g for n, g in gradient.items()}
             if config.kind == "delta":
-                weights = {name: w - config.learning_rate * velocity[name] for name, w in weights.items()}
+                directions = course.directions(weights, gradient)
+                weights = {name: w - config.learning_rate * directions[name] for name, w in weights.items()}
         if config.kind == "gradient":
             return gradient
         return {name: weights[name] - before for name, before in self.parameters.items()}

@@ -150,7 +150,10 @@ def _several(texts: Sequence[str], between: str = "; ") -> str:
 
 def _scope(scenario: Scenario) -> str:
     client = scenario.client
-    sent = "the gradient of one step" if client.local_steps == 1 else f"the change after {client.local_steps} steps"
+    steps = client.local_steps * client.local_epochs
+    sent = "the gradient of one step" if steps == 1 else f"the change after {steps} steps"
+    if steps > 1 and not client.rule.is_plain:
+        sent = f"{sent} of {client.rule.describe()}"
     crowd = "" if client.aggregate == 1 else f", summed over {client.aggregate} clients"
     stage = "" if scenario.stage is None else ", later in a training"
     return (

@@ -6,6 +6,7 @@ import html
 
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
+from fedseal.audit.scenario import ClientConfig
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.scales import PSNR
 from fedseal.report.words import ideal_words, label_words, picked_share
@@ -21,11 +22,17 @@ def render_markdown(run: Run) -> str:
         parts.append(
             f"## {escaped(scenario.name)}\n\n"
             f"{escaped(scenario.model)} on {escaped(scenario.data)}, "
-            f"batch {client.batch_size}, local steps {client.local_steps}, "
+            f"batch {client.batch_size}, local steps {client.local_steps}{_passes(client)}, "
             f"batch normalisation `{client.bn_mode}`, labels `{scenario.attacker.labels}`, seed {scenario.seed}. "
             f"{_chance(own)}\n\n" + _head(own) + "\n".join(map(_row, own)) + "\n"
         )
     return "\n".join(parts)
+
+
+def _passes(client: ClientConfig) -> str:
+    """Return how often the steps are gone through and by which rule, where that is not once and plainly."""
+    again = "" if client.local_epochs == 1 else f" in each of {client.local_epochs} passes"
+    return again + ("" if client.rule.is_plain else f" by {client.rule.describe()}")
 
 
 def _head(cells: list[Cell]) -> str:

@@ -223,7 +223,7 @@ class Chained:
 def chained(problem: MatchingProblem) -> Chained | None:
     """Return the written-out evaluation, or None if the problem's model is no chain or more than it is asked for."""
     if (
-        problem.unroll is not None
+        not problem.is_one_gradient
         or problem.clients != 1
         or problem.priors.needs_statistics
         or problem.num_classes == 1

@@ -56,6 +56,8 @@ def _shared(observation: Observation) -> Hashable:
         knowledge.clients,
         knowledge.local_steps,
         knowledge.learning_rate,
+        knowledge.local_epochs,
+        knowledge.optimiser,
         knowledge.normalisation,
         None if view is None else (view.name, repr(view.parameters)),
     )

@@ -102,14 +102,16 @@ class FiniteDifference:
     """First-order passes only, one lane after the other.
 
     Args:
-        problem: what to evaluate; unrolled local steps are not supported.
+        problem: what to evaluate; it must be of a gradient at the weights that were sent.
         step: h |v| / |w|.
         central: use both sides, which costs a pass more; at this step one side agrees to four digits already.
     """
 
     def __init__(self, problem: MatchingProblem, *, step: float = 3e-4, central: bool = False) -> None:
-        if problem.unroll is not None:
-            raise CapabilityError("finite differences do not unroll local steps.", hint="Use second_order=exact.")
+        if not problem.is_one_gradient:
+            raise CapabilityError(
+                "finite differences neither unroll local steps nor move along them.", hint="Use second_order=exact."
+            )
         self._problem = problem
         self._step = step
         self._central = central
@@ -229,7 +231,7 @@ def choose_derivatives(problem: MatchingProblem, mode: SecondOrder, z: Tensor, l
     if small and (written_out := chained(problem)) is not None:
         return written_out
     exact = Exact(problem)
-    only_exact = mode == "exact" or problem.unroll is not None
+    only_exact = mode == "exact" or not problem.is_one_gradient
     first = torch.zeros(1, dtype=torch.long, device=z.device)
     try:
         exact(z[:1], lanes.pick(first))

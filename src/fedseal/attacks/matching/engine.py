@@ -24,7 +24,7 @@ from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.attacks.matching.recipe import LocalSteps, Recipe
 from fedseal.attacks.matching.roster import Solution
 from fedseal.attacks.matching.surroundings import Box, Relabel, Trace, median_filter, to_images
-from fedseal.attacks.matching.threat import known_statistics, remarks, unrolled
+from fedseal.attacks.matching.threat import known_statistics, remarks, surrogate_for, unrolled
 from fedseal.attacks.matching.weighing import weigh
 from fedseal.attacks.reading import (
     attack_model,
@@ -62,7 +62,8 @@ class MatchingAttack(Attack):
     Attributes:
         iterations: steps, if the budget says nothing else.
         restarts: random starts, if the budget says nothing else.
-        local_steps: read a weight change as a mean gradient, or simulate its local steps one by one.
+        local_steps: read a weight change as a mean gradient, where the client began (`average`) or at a point on its
+            way that is sought with the images (`surrogate`), or simulate its local steps one by one (`unroll`).
         second_order: how second-order products are computed.
     """
 
@@ -190,6 +191,7 @@ class MatchingAttack(Attack):
             clients=knowledge.clients or 1,
             normalisation=input_normalisation(observation),
             unroll=unrolled(observation, self.local_steps),
+            surrogate=surrogate_for(observation, self.local_steps, recipe.surrogate_rate),
         )
 
     def _lanes(
@@ -212,6 +214,8 @@ class MatchingAttack(Attack):
         source = generator(seed, "start", restart)
         variables = problem.parameterisation.start(source)
         variables = torch.cat([variables, *(start.reshape(-1).to(variables) for start in problem.unknowns.values())])
+        if problem.surrogate is not None:
+            variables = torch.cat([variables, variables.new_zeros(1)])
         if not problem.soft_labels:
             return variables
         classes = problem.num_classes
@@ -251,6 +255,11 @@ class MatchingAttack(Attack):
         notes = (*(guess.notes if guess is not None else ()), *remarks(observation, self.local_steps))
         if not bool(finite.all()):
             notes = (*notes, f"{restarts - int(finite.sum())} of {restarts} starts diverged and were discarded")
+        if (alpha := problem.alpha(solution.z[best])) is not None:
+            notes = (
+                *notes,
+                f"the gradient is matched {float(alpha):.2f} of the way from the model sent to the one returned",
+            )
         if problem.priors.activation and not problem.passes_activations(solution.z[best]):
             notes = (*notes, "the model has no activations we know: the penalty on them is left out")
         images = to_images(problem, solution.z[best].detach())

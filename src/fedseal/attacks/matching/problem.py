@@ -18,6 +18,7 @@ from fedseal.attacks.matching.priors import Priors, Statistics
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import AttackerView
 from fedseal.core.knowledge import CROSS_ENTROPY
+from fedseal.core.optimiser import PLAIN, Optimiser
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.federation.loss import training_loss
 
@@ -51,19 +52,49 @@ class Unroll:
     """Local steps to be simulated one by one instead of as one gradient.
 
     Attributes:
-        steps: number of SGD steps; the dummy images are dealt to them in order.
+        steps: number of steps in a pass; the dummy images are dealt to them in order.
         learning_rate: of those steps.
+        epochs: passes over the batches.
+        rule: by which steps are taken.
     """
 
     steps: int
     learning_rate: float
+    epochs: int = 1
+    rule: Optimiser = PLAIN
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The point between the weights sent and returned at which one gradient stands for all local steps (SME).
+
+    w_alpha = (1 - alpha) w_0 + alpha w_1, alpha sought with the images, from `start`. In z it is a number a with
+    alpha = start + rate a, so that steps of one size move it by `rate` where they move a pixel by one.
+
+    Attributes:
+        rate: of alpha, relative to that of the inputs.
+        start: of alpha.
+    """
+
+    rate: float = 1e-3
+    start: float = 0.5
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which numbers a keeps alpha in [0, 1]."""
+        return -self.start / self.rate, (1 - self.start) / self.rate
+
+    def alpha(self, a: Tensor) -> Tensor:
+        """Return alpha."""
+        return self.start + self.rate * a
 
 
 class MatchingProblem:
     """Maps a lane's variable z [D] to distance(simulate(update(z)), observed) + priors.
 
     z holds what the parameterisation turns into dummy inputs [B, C, H, W], behind it what the defence hides in the
-    model (`AttackerView.unknowns`) and, if labels are not known, label logits [B, classes] (`TrainingLoss.relaxed`).
+    model (`AttackerView.unknowns`), the place of a surrogate point, and, if labels are not known, label logits
+    [B, classes] (`TrainingLoss.relaxed`).
 
     Args:
         model: the attacker's copy of the model.
@@ -81,6 +112,7 @@ class MatchingProblem:
         clients: number of clients behind an aggregate; each normalises its own batch.
         normalisation: between images and dummy inputs, for the view's image prior.
         unroll: simulate local steps; None reads the update as one mean gradient.
+        surrogate: where that gradient is taken; None for the weights that were sent.
     """
 
     def __init__(
@@ -101,6 +133,7 @@ class MatchingProblem:
         clients: int = 1,
         normalisation: Normalisation = IDENTITY,
         unroll: Unroll | None = None,
+        surrogate: Surrogate | None = None,
     ) -> None:
         self.model = model
         self.parameters = dict(parameters)
@@ -109,6 +142,7 @@ class MatchingProblem:
         self.priors = priors
         self.soft_labels = soft_labels
         self.unroll = unroll
+        self.surrogate = surrogate
         self.num_classes = num_classes
         self._objective = objective
         self._statistics = statistics
@@ -131,8 +165,25 @@ class MatchingProblem:
     @property
     def size(self) -> int:
         """D, the number of entries of z."""
-        hidden = sum(start.numel() for start in self.unknowns.values())
-        return self.parameterisation.size + hidden + (self.batch * self.num_classes if self.soft_labels else 0)
+        return self.place_of_surrogate + (self.surrogate is not None) + self._logits
+
+    @property
+    def place_of_surrogate(self) -> int:
+        """Where in z the surrogate point is told, if there is one."""
+        return self.parameterisation.size + sum(start.numel() for start in self.unknowns.values())
+
+    @property
+    def _logits(self) -> int:
+        return self.batch * self.num_classes if self.soft_labels else 0
+
+    @property
+    def is_one_gradient(self) -> bool:
+        """Whether the dummy update is a gradient at the weights that were sent."""
+        return self.unroll is None and self.surrogate is None
+
+    def alpha(self, z: Tensor) -> Tensor | None:
+        """Return how far on the way the surrogate point of one lane lies; None where there is none."""
+        return None if self.surrogate is None else self.surrogate.alpha(z[self.place_of_surrogate])
 
     def _hidden(self) -> Tensors:
         """Return what the defence hides in the model, with where to start; of one client and one step only."""
@@ -176,19 +227,32 @@ class MatchingProblem:
         losses, passes = zip(*(self._loss_on(parameters, *part) for part in parts), strict=True)
         return torch.stack(losses).mean(), (together(passes), inputs)
 
-    def update(self, z: Tensor, labels: Tensor | None, *, plain: bool = False) -> tuple[Tensor, Captured, Tensor]:
+    def update(
+        self, z: Tensor, labels: Tensor | None, observed: Tensor | None = None, *, plain: bool = False
+    ) -> tuple[Tensor, Captured, Tensor]:
         """Return the dummy update in gradient units [N], inner values and inputs; differentiable in z (exactly).
 
         Args:
             z: of one lane.
             labels: [B], or None if z holds them.
+            observed: the lane's update [N], by which a surrogate point is found.
             plain: by ordinary autograd, cheaper for one lane than the transforms that `vmap` can vectorise.
         """
         differentiate = _plain_gradient if plain else grad
         if self.unroll is None:
-            gradient, (captured, inputs) = differentiate(self.loss, has_aux=True)(self.parameters, z, labels)
+            where = self._where(z, observed)
+            gradient, (captured, inputs) = differentiate(self.loss, has_aux=True)(where, z, labels)
             return flatten(gradient), captured, inputs
         return self._unrolled(self.unroll, z, labels, differentiate)
+
+    def _where(self, z: Tensor, observed: Tensor | None) -> Tensors:
+        """Return the weights at which one gradient stands for the update."""
+        alpha = self.alpha(z)
+        if alpha is None:
+            return self.parameters
+        assert observed is not None, "a surrogate point lies on the way to the observed weights"
+        change = unflatten(observed * self._scale, self.parameters)
+        return {name: value + alpha * change[name] for name, value in self.parameters.items()}
 
     def distance(
         self, dummy: Tensor, observed: Tensor, selection: Tensor | None = None
@@ -253,7 +317,7 @@ class MatchingProblem:
         plain: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return weight x distance + priors of one lane, and the selection (empty when all is compared)."""
-        dummy, captured, inputs = self.update(z, labels, plain=plain)
+        dummy, captured, inputs = self.update(z, labels, observed, plain=plain)
         distance, chosen = self.distance(dummy, observed, selection)
         total = distance * weight
         if self.has_prior:
@@ -272,17 +336,20 @@ class MatchingProblem:
     def _unrolled(
         self, unroll: Unroll, z: Tensor, labels: Tensor | None, differentiate: Callable[..., Any]
     ) -> tuple[Tensor, Captured, Tensor]:
-        """Simulate SGD steps with the graph kept (Inverting Gradients, federated averaging)."""
+        """Simulate local steps with the graph kept (Inverting Gradients, federated averaging)."""
         inputs = self.inputs(z)
         targets = self.training_loss.relaxed(self.label_logits(z)) if labels is None else labels
         weights: Tensors = self.parameters
         passes: list[Captured] = []
-        for part, target in zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True):
-            step, captured = differentiate(self._loss_on, has_aux=True)(weights, part, target)
+        course = unroll.rule.begin()
+        batches = list(zip(inputs.chunk(unroll.steps), targets.chunk(unroll.steps), strict=True))
+        for part, target in batches * unroll.epochs:
+            gradient, captured = differentiate(self._loss_on, has_aux=True)(weights, part, target)
             passes.append(captured)
+            step = course.directions(weights, gradient)
             weights = {name: value - unroll.learning_rate * step[name] for name, value in weights.items()}
         change = {name: (weights[name] - value) / self._scale for name, value in self.parameters.items()}
-        return flatten(change), together(passes), inputs
+        return flatten(change), together(passes[: unroll.steps]), inputs
 
     def _penalty(self, dummy: Tensor, observed: Tensor) -> Tensor:
         if self._view is None or self._view.penalty is None:

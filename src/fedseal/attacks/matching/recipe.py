@@ -18,8 +18,9 @@ Start: TypeAlias = Literal["normal", "uniform", "zeros"]
 LabelMode: TypeAlias = Literal["fixed", "joint", "free"]
 """Labels during matching: as given or inferred; optimised from there; or optimised from random logits (DLG)."""
 
-LocalSteps: TypeAlias = Literal["average", "unroll"]
-"""A weight change is read as a mean gradient, or its local steps are simulated one by one."""
+LocalSteps: TypeAlias = Literal["average", "unroll", "surrogate"]
+"""A weight change is read as a mean gradient at the weights that were sent, or at a point on the way from there to
+those that came back, which is sought with the images; or its local steps are simulated one by one."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Recipe:
         generator_channels: optimise an untrained generator of this width instead of pixels; 0 for pixels.
         median: side of a median filter on the result; 0 for none.
         anneal: first weight of the matching distance, given what is known of the defence; None as the descent says.
+        surrogate_rate: how fast a surrogate point moves, relative to the inputs (`Surrogate`).
     """
 
     objective: Objective | ObjectiveFactory
@@ -52,6 +54,7 @@ class Recipe:
     generator_channels: int = 0
     median: int = 0
     anneal: Callable[[AttackerView | None], float] | None = None
+    surrogate_rate: float = 1e-3
 
     def under(self, view: AttackerView | None) -> Recipe:
         """Return the recipe of who knows that much of the defence: nothing in it is left open."""

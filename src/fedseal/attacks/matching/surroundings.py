@@ -27,7 +27,7 @@ def median_filter(images: Tensor, side: int) -> Tensor:
 
 
 class Box:
-    """Clamps inputs to what images in [0, 1] can become; label logits are left alone.
+    """Clamps inputs to what images in [0, 1] can become, a surrogate point to its way; label logits are left alone.
 
     Args:
         problem: whose variables are clamped.
@@ -39,6 +39,8 @@ class Box:
         white = problem.normalisation(like.new_ones(problem.parameterisation.shape)).reshape(-1)
         free = like.new_full((problem.size - len(black),), float("inf"))
         self._low, self._high = torch.cat([black, -free]), torch.cat([white, free])
+        if problem.surrogate is not None:
+            self._low[problem.place_of_surrogate], self._high[problem.place_of_surrogate] = problem.surrogate.bounds
 
     def __call__(self, z: Tensor) -> Tensor:
         """Clamp z [L, D]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.attacks.matching.priors import Priors, Statistics
-from fedseal.attacks.matching.problem import Unroll
+from fedseal.attacks.matching.problem import Surrogate, Unroll
 from fedseal.attacks.matching.recipe import LocalSteps
 from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
@@ -14,14 +14,20 @@ from fedseal.core.observation import Observation
 def unrolled(observation: Observation, local_steps: LocalSteps) -> Unroll | None:
     """Return the local steps to simulate; None where the update is read as one mean gradient."""
     knowledge = observation.knowledge
-    if local_steps == "average" or observation.update.kind == "gradient" or (knowledge.clients or 1) > 1:
+    if local_steps != "unroll" or observation.update.kind == "gradient" or (knowledge.clients or 1) > 1:
         return None
     if knowledge.learning_rate is None or knowledge.local_steps is None:
         raise CapabilityError(
             "unrolling local steps needs the learning rate and their number.",
             hint="Grant `learning_rate` and `local_steps` under `attacker:` in the scenario.",
         )
-    return Unroll(knowledge.local_steps, knowledge.learning_rate)
+    return Unroll(knowledge.local_steps, knowledge.learning_rate, knowledge.local_epochs or 1, knowledge.rule)
+
+
+def surrogate_for(observation: Observation, local_steps: LocalSteps, rate: float) -> Surrogate | None:
+    """Return where one gradient stands for all local steps; None at the weights that were sent, as of a gradient."""
+    wanted = local_steps == "surrogate" and observation.update.kind == "delta"
+    return Surrogate(rate) if wanted else None
 
 
 def remarks(observation: Observation, local_steps: LocalSteps) -> tuple[str, ...]:

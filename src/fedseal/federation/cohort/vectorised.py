@@ -26,7 +26,7 @@ from fedseal.core.defence import Defence, RoundContext
 from fedseal.core.errors import InputError
 from fedseal.core.observation import Update
 from fedseal.core.tensors import Tensors, check_finite
-from fedseal.federation.client import HookClock, RoundConfig, sgd_step
+from fedseal.federation.client import HookClock, RoundConfig, take_step
 from fedseal.federation.cohort.answers import Answer, Assignment, Measure, answered
 from fedseal.federation.loss import client_loss
 from fedseal.federation.wire import payload_size
@@ -119,11 +119,11 @@ def _train_chunk(model: nn.Module, chunk: Sequence[Assignment]) -> dict[str, Ten
         return _gradients(model, config, kind)(start, *_stacked(chunk, 0))
     gradients = _gradients(model, config, kind, own_weights=True)
     weights = {name: value.expand(len(chunk), *value.shape).clone() for name, value in start.items()}
-    velocity: dict[str, Tensor] = {}
-    for step in range(config.local_steps):
+    course = config.rule.begin()
+    for step in range(config.steps):
         shared = _gradients(model, config, kind)(start, *_stacked(chunk, 0)) if step == 0 else None
-        direction = gradients(weights, *_stacked(chunk, step)) if shared is None else shared
-        sgd_step(weights, direction, velocity, config)
+        direction = gradients(weights, *_stacked(chunk, step % config.local_steps)) if shared is None else shared
+        take_step(weights, direction, course, config.learning_rate)
     return {name: value - start[name] for name, value in weights.items()}
 
 
@@ -142,7 +142,7 @@ def _answer(scratch: nn.Module, one: Assignment, update: Tensors, round_number: 
             client_loss(config.normalisation, config.loss_reduction, config.loss),
             one.generator,
             round_number,
-            config.local_steps - 1,
+            config.steps - 1,
             config.learning_rate,
             one.name,
             one.batches[-1],

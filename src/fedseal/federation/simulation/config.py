@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedseal.core.batch import IDENTITY, Normalisation
 from fedseal.core.defence import RoundShape
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
+from fedseal.core.optimiser import OptimiserName
 from fedseal.core.ranges import Count, Seed
 from fedseal.federation.client import RoundConfig
 from fedseal.federation.sampling import steps_of_epochs
@@ -25,7 +26,8 @@ class FederationConfig(BaseModel):
         local_steps: SGD steps per client and round under `fedavg`; None counts in epochs.
         local_epochs: passes through a client's data per round under `fedavg`; 1 if neither is given.
         batch_size: images per step; None is all of a client's data.
-        learning_rate, momentum: of the clients' SGD. Under `fedsgd` the server steps with that learning rate.
+        learning_rate, optimiser, momentum, weight_decay: of the clients' steps. Under `fedsgd` the server steps with
+            that learning rate, and the other three have no meaning.
         server_learning_rate, server_momentum: on the averaged change.
         dropout: probability that a sampled client does not answer.
         weighting: clients count by their `examples`, or alike (`uniform`).
@@ -49,7 +51,9 @@ class FederationConfig(BaseModel):
     local_epochs: Count | None = None
     batch_size: Count | None = 32
     learning_rate: float = Field(0.1, gt=0)
+    optimiser: OptimiserName = "sgd"
     momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
     server_learning_rate: float = Field(1.0, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -68,6 +72,10 @@ class FederationConfig(BaseModel):
             raise ValueError("give local_steps or local_epochs, not both")
         if self.algorithm == "fedsgd" and ((self.local_steps or 1) > 1 or self.local_epochs is not None):
             raise ValueError("fedsgd takes one local step; use fedavg for more")
+        if self.algorithm == "fedsgd" and (self.optimiser != "sgd" or self.weight_decay):
+            raise ValueError("under fedsgd clients take no steps of their own: optimiser and weight_decay mean nothing")
+        if self.optimiser == "adam" and self.momentum:
+            raise ValueError("momentum is of sgd; adam has moments of its own")
         return self
 
     def shape(self, examples: int, clients: int) -> RoundShape:
@@ -84,6 +92,8 @@ class FederationConfig(BaseModel):
             local_steps=local_steps,
             learning_rate=self.learning_rate,
             momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            optimiser=self.optimiser,
             bn_mode=self.bn_mode,
             train_mode=self.train_mode,
             loss=self.loss,
