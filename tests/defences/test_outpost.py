@@ -35,9 +35,9 @@ def gradient(seed: int = 0) -> Tensors:
 def test_at_iteration_8_it_acts_half_of_the_time():
     defence, source, small = Outpost(), generator(0), {"0.bias": torch.ones(40)}
     assert defence.probability(8) == 0.5
-    acted = sum(defence.on_gradient(small, context(source, step=7)) is not small for _ in range(10_000))
-    assert acted / 10_000 == pytest.approx(0.5, abs=0.02)
-    assert defence.report().remarks == (f"outpost acted in {acted} of 10000 steps",)
+    acted = sum(defence.on_gradient(small, context(source, step=7)) is not small for _ in range(2_000))
+    assert acted / 2_000 == pytest.approx(0.5, abs=0.045)  # four deviations
+    assert defence.report().remarks == (f"outpost acted in {acted} of 2000 steps",)
 
 
 def test_it_changes_the_gradient_when_it_acts():

@@ -194,6 +194,7 @@ def script(body: str, directory: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_tasks_that_nobody_took_do_not_keep_the_process_alive(tmp_path: Path):
     """A plan longer than a pipe's buffer, abandoned at its first task."""
     process = script(
@@ -298,6 +299,7 @@ def test_ctrl_c_ends_everything_without_tracebacks(tmp_path: Path, early: bool):
     assert not any(alive(pid) for pid in workers)
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_with_code_0_is_no_reason_to_wait(work: ModuleType) -> None:
     with pytest.raises(TrialError, match="died with exit code 0"):
         PoolEngine(2).run(work.leaving, [1, 2, 3, 4], lambda event: None)
@@ -308,6 +310,7 @@ def test_a_worker_killed_in_the_middle_of_a_large_result_is_no_reason_to_wait(wo
         PoolEngine(2).run(work.cut_short, [1, 2], lambda event: None)
 
 
+@pytest.mark.slow
 def test_workers_need_no_shared_memory(work: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")

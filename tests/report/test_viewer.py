@@ -297,6 +297,7 @@ class TestInABrowser:
         until(page, "document.querySelector('.rebuilt').src.includes('frame=0')")
         assert page.inner_text(".player output") == "0 %"
 
+    @pytest.mark.slow
     def test_it_follows_a_running_audit(self, browser: Any, tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(Path(fedseal.__file__).parent.parent)}
         scenario = tmp_path / "live.yaml"
