@@ -154,15 +154,20 @@ class Tag(EmbeddingAttack):
     """TAG.
 
     Args:
+        match: `l1l2` is TAG's distance; `cosine` that of Inverting Gradients (Geiping et al. 2020) on vectors of words.
         iterations: steps of Adam.
         rate: of Adam.
         layers: match the gradients of the first so many blocks alone; all if None.
         dropout: `masks` seeks those of clients that train with dropout, as GRAB does; `ignored` takes it for off.
     """
 
-    match: Match = "l1l2"
-
     def __init__(
-        self, iterations: int = 2500, rate: float = 0.1, layers: int | None = None, dropout: Masks = "ignored"
+        self,
+        match: Match = "l1l2",
+        iterations: int = 2500,
+        rate: float = 0.1,
+        layers: int | None = None,
+        dropout: Masks = "ignored",
     ) -> None:
-        self.iterations, self.rate, self.layers, self.dropout = iterations, rate, layers, dropout
+        self.match, self.iterations, self.rate, self.layers = match, iterations, rate, layers
+        self.dropout = dropout
