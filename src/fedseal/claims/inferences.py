@@ -32,4 +32,6 @@ def inference(
         asked = Scenario(**scenario, defences=list(defences.values()), seed=seed, targets=1)
         found = ask(asked, question, rounds=rounds, epochs=epochs, shadows=shadows, data_root=place.data_root)
         for spec, name in names.items():
-            yield Sample(name, seed, 0, max(o.auc for o in found if o.defence == spec and (not scores or o.score in scores)))
+            yield Sample(
+                name, seed, 0, max(o.auc for o in found if o.defence == spec and (not scores or o.score in scores))
+            )

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedseal.attacks.active.bins import bin_edges, bin_widths
+from fedseal.attacks.active.certificate import certify
 from fedseal.attacks.active.server import (
     ReadingAttack,
     altered,
@@ -198,11 +199,12 @@ class ImprintAttack(ReadingAttack):
         memory, knowledge = recall(observation, ImprintMemory, self.name), observation.knowledge
         gradient = estimated_gradient(observation)
         rows, bias = gradient[memory.weight], gradient[memory.bias]
-        if not memory.sparse:
-            rows, bias = between_edges(rows), between_edges(bias)
+        apart = _as_it_is if memory.sparse else between_edges
+        rows, bias = apart(rows), apart(bias)
         count = image_count(observation)
         hits = self._hits(rows, bias, count)
         quotients = (rows[hits] / bias[hits].unsqueeze(1)).view(-1, *knowledge.image_shape)
+        certificate = certify(observation, memory.bias, hits, quotients, bias[hits], apart)
         found = normalisation_of(knowledge).undo(quotients)
         guess = inferred_or_none(observation, seed)
         return Reconstruction(
@@ -210,7 +212,11 @@ class ImprintAttack(ReadingAttack):
             guess.labels,
             float(count - len(hits)),
             seconds=time.perf_counter() - started,
-            notes=(*guess.notes, f"{len(hits)} bins were hit by {count} images; the rest is the mean public image"),
+            notes=(
+                *guess.notes,
+                f"{len(hits)} bins were hit by {count} images; the rest is the mean public image",
+                certificate.words,
+            ),
         )
 
     def _hits(self, rows: Tensor, bias: Tensor, count: int) -> Tensor:
@@ -219,6 +225,10 @@ class ImprintAttack(ReadingAttack):
         floor = 64 * torch.finfo(rows.dtype).eps * strength.max()
         order = strength.argsort(descending=True)[:count]
         return order[(strength[order] > floor) & (bias[order] != 0)]
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
 
 
 def between_edges(cumulative: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedseal.attacks.active.bins import bin_edges
+from fedseal.attacks.active.certificate import Certificate, certify
 from fedseal.attacks.active.imprint import spread_evenly
 from fedseal.attacks.active.server import (
     ReadingAttack,
@@ -112,9 +113,10 @@ class LokiBlock(nn.Module):
 
 @dataclass(frozen=True)
 class LokiMemory:
-    """What the server remembers: the binning layer's weight, the clients in it, and each bin's brightness."""
+    """What the server remembers: the binning layer's weight and bias, the clients, and each bin's brightness."""
 
     weight: str
+    bias: str
     clients: int
     brightness: Tensor
 
@@ -171,7 +173,7 @@ class LokiAttack(ReadingAttack):
             block.calibrate(client, inputs, normalisation, self._csf, edges, gain)
             models.append(put_in_front(block, model))
         ends = torch.cat([edges[1:], torch.tensor([1.0], dtype=torch.float64).clamp(min=float(edges[-1]))])
-        memory = LokiMemory("front.measure.weight", clients, (edges + ends) / 2)
+        memory = LokiMemory("front.measure.weight", "front.measure.bias", clients, (edges + ends) / 2)
         words = f"a block of {len(edges)} brightness bins in front of it, with kernels of its own for each client"
         return altered(ask(models), memory, words)
 
@@ -179,10 +181,12 @@ class LokiAttack(ReadingAttack):
         """Read every client's block of one observation."""
         started = time.perf_counter()
         memory, knowledge = recall(observation, LokiMemory, self.name), observation.knowledge
-        blocks = client_blocks(estimated_gradient(observation)[memory.weight], memory.clients)
+        gradient = estimated_gradient(observation)
+        blocks = client_blocks(gradient[memory.weight], memory.clients)
         count = image_count(observation)
         each = count // memory.clients
-        found = [self._images(block, memory, each) for block in blocks]
+        hit = [_hits(block, each) for block in blocks]
+        found = [self._images(block, memory, order) for block, order in zip(blocks, hit, strict=True)]
         images = [filled(part.view(-1, *knowledge.image_shape), each, knowledge) for part in found]
         hits = sum(map(len, found))
         guess = inferred_or_none(observation, seed)
@@ -191,20 +195,44 @@ class LokiAttack(ReadingAttack):
             guess.labels,
             float(count - hits),
             seconds=time.perf_counter() - started,
-            notes=(*guess.notes, f"{hits} bins of {memory.clients} client(s) were hit by {count} images"),
+            notes=(
+                *guess.notes,
+                f"{hits} bins of {memory.clients} client(s) were hit by {count} images",
+                self._certificate(observation, memory, blocks, hit, gradient[memory.bias]).words,
+            ),
         )
 
-    def _images(self, rows: Tensor, memory: LokiMemory, count: int) -> Tensor:
-        """Return what one client's bins hold, [at most count, D] in [0, 1], most strongly hit first."""
-        strength = rows.norm(dim=1)
-        order = strength.argsort(descending=True)[:count]
-        order = order[strength[order] > 64 * torch.finfo(rows.dtype).eps * strength.max()]
+    def _certificate(
+        self, observation: Observation, memory: LokiMemory, blocks: list[Tensor], hit: list[Tensor], bias: Tensor
+    ) -> Certificate:
+        """Certify the bins that one client alone has hit: the bias, which clients share, is its own there."""
+        times = torch.bincount(torch.cat(hit), minlength=len(bias))
+        normalisation, shape = normalisation_of(observation.knowledge), observation.knowledge.image_shape
+        parts = []
+        for block, order in zip(blocks, hit, strict=True):
+            own = order[times[order] == 1]
+            images = block[own] / memory.clients / (self._csf * bias[own].unsqueeze(1))
+            inputs = normalisation(images.view(-1, *shape))
+            part = certify(observation, memory.bias, own, inputs, bias[own])
+            shared = torch.zeros(len(order) - len(own), dtype=torch.bool)
+            parts.append(part if part.why_not else Certificate(torch.cat([part.alone.cpu(), shared])))
+        return Certificate.joined(parts)
+
+    def _images(self, rows: Tensor, memory: LokiMemory, order: Tensor) -> Tensor:
+        """Return what one client's bins hold, [hit, D] in [0, 1]."""
         signed = rows[order] * rows[order].sum(1, keepdim=True).sign()
         if self._rescale == "bin":
             brightness = memory.brightness.to(rows)[order].unsqueeze(1)
             return signed * brightness / signed.mean(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
         low, high = signed.amin(1, keepdim=True), signed.amax(1, keepdim=True)
         return (signed - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def _hits(rows: Tensor, count: int) -> Tensor:
+    """Return the bins [at most count] that rows [bins, D] of one client say were hit, most strongly hit first."""
+    strength = rows.norm(dim=1)
+    order = strength.argsort(descending=True)[:count]
+    return order[strength[order] > 64 * torch.finfo(rows.dtype).eps * strength.max()]
 
 
 def client_blocks(weight: Tensor, clients: int) -> list[Tensor]:

@@ -232,7 +232,12 @@ class TrapWeights(ReadingAttack):
             guess.labels,
             float(count - len(inputs)),
             seconds=time.perf_counter() - started,
-            notes=(*guess.notes, f"{fired} of {len(bias)} neurons fired; several agree on {agreed} of {count} images"),
+            notes=(
+                *guess.notes,
+                f"{fired} of {len(bias)} neurons fired; several agree on {agreed} of {count} images",
+                f"certified: {agreed} of {len(inputs)} quotients are of a single record, as rows of several neurons "
+                "have rank one there",
+            ),
         )
 
 
