@@ -232,7 +232,8 @@ def _hits(rows: Tensor, count: int) -> Tensor:
     """Return the bins [at most count] that rows [bins, D] of one client say were hit, most strongly hit first."""
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)[:count]
-    return order[strength[order] > 64 * torch.finfo(rows.dtype).eps * strength.max()]
+    hit: Tensor = order[strength[order] > 64 * torch.finfo(rows.dtype).eps * strength.max()]
+    return hit
 
 
 def client_blocks(weight: Tensor, clients: int) -> list[Tensor]:
