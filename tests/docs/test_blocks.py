@@ -18,7 +18,7 @@ from .blocks import RUN, SHOWN, Block, Reader, blocks_of, guides, left_out, read
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = os.environ.get("FEDSEAL_FRESH") == "1"
 """Whether what installs things is run too, in directories of their own."""
-QUICK = ("docs/ci.md",)
+QUICK = ("docs/scenario.md",)
 """Pages every change runs; the others are read through at night."""
 
 
