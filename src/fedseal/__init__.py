@@ -6,6 +6,7 @@
     audit            attack a federation's updates under every defence; `open_run` reads it back
     train            the accuracy each defence keeps; `open_training` reads it back
     tradeoff         both, over strengths of defences; `open_tradeoff` reads it back
+    advise           which defence to take within limits of accuracy, bytes, time and risk
     detect           is the model a client received a weapon?
     register_attack  ..., `register_defence`, `_model`, `_data`, `_metric`, `_label_rule`: put one's own beside ours
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedseal._version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from fedseal.advice.front import advise
     from fedseal.attacks.labels.rules import register_label_rule
     from fedseal.audit.front import audit
     from fedseal.audit.run import Run
@@ -67,6 +69,7 @@ _HOMES = {
     "TrainingScenario": "training.scenario",
     "Update": "core.observation",
     "Watcher": "core.watcher",
+    "advise": "advice.front",
     "detect": "detection.detector",
     "invert": "updates.inversion",
     "load_scenario": "audit.scenario",
@@ -107,6 +110,7 @@ __all__ = [
     "Update",
     "Watcher",
     "__version__",
+    "advise",
     "audit",
     "detect",
     "invert",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedseal.advice.advisor import run_advice
+import fedseal
 from fedseal.advice.outcome import Advice, open_advice
 from fedseal.advice.scenario import AdviceScenario
 from fedseal.audit.levels import State
@@ -48,7 +48,7 @@ GENEROUS = {"max_accuracy_loss": "95%", "max_upload": "any", "max_time": "any"}
 
 
 def ask(directory: Path, **values: Any) -> Advice:
-    return run_advice(AdviceScenario.model_validate(SMALL | values), directory)
+    return fedseal.advise(SMALL | values, out=directory)
 
 
 def test_where_only_strong_noise_is_safe_it_says_what_that_costs(tmp_path: Path) -> None:
