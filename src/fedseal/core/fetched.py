@@ -1,4 +1,4 @@
-"""Trained models of text that `fedseal data get` brings into the cache: their files, and where these are."""
+"""Trained models that `fedseal data get` brings into the cache: their files, and where these are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedseal.core.places import cache_directory, find_file
 
 STORIES_FILES = ("stories15m.safetensors", "stories15m_tokenizer.json")
 MINILM_FILES = ("minilm.safetensors", "minilm_tokenizer.json")
+DCGAN_FACES_FILE = "dcgan_faces.safetensors"
 STORIES_SIZES = (288, 768, 6, 6, 6, 32000, 256)
 """Width, inner units, layers, heads, heads of keys, tokens and longest text of stories15M, as its file begins."""
 

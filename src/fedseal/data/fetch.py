@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedseal.core.errors import FedsealError, StorageError, UsageError
-from fedseal.core.fetched import MINILM_FILES, STORIES_FILES
+from fedseal.core.fetched import DCGAN_FACES_FILE, MINILM_FILES, STORIES_FILES
 from fedseal.core.files import write_atomically
 from fedseal.core.registry import near_matches
 from fedseal.data.convert import (
@@ -27,6 +27,7 @@ from fedseal.data.convert import (
     convert_mnist,
 )
 from fedseal.data.download import Package, download, verify
+from fedseal.data.generators import convert_dcgan_faces
 from fedseal.data.groceries import GROCERIES_FILE
 from fedseal.data.places import CACHE_VARIABLE, cache_directory
 from fedseal.data.text.conversion import convert_minilm, convert_stories
@@ -154,6 +155,22 @@ FETCHABLE: Mapping[str, Source] = MappingProxyType(
                 MINILM_FILES,
                 91_000_000,
                 convert_minilm,
+            ),
+            Source(
+                "dcgan-faces",
+                "a DCGAN of faces of 64 x 64 pixels, a prior for attacks (`ggl:prior=dcgan-faces`)",
+                Package(
+                    "pypi",
+                    "gan-face-generate",
+                    "1.1.1",
+                    "gan_face_generate-1.1.1-py3-none-any.whl",
+                    "24102f4be41d164e44251168ede0458a45e498a888c81493e2aea48529640569",
+                    13_306_246,
+                ),
+                "package MIT; trained on DigiFace-1M, whose licence is for research only",
+                (DCGAN_FACES_FILE,),
+                14_400_000,
+                convert_dcgan_faces,
             ),
         )
     }
