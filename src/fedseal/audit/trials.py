@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -13,7 +14,8 @@ from fedseal.attacks.labels.inference import check_rule
 from fedseal.audit.film import Film
 from fedseal.audit.plan import Job
 from fedseal.audit.setup import Setup, Target, make_aware
-from fedseal.core.attack import ATTACKS, Budget
+from fedseal.core.attack import ATTACKS, Budget, Foreknowledge
+from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed
@@ -78,6 +80,9 @@ class TrialRunner:
         ]
         attack.check(observations[0])
         truth = [target.originals for target in targets]
+        brought = attack.brings()
+        if brought is not None:
+            _refuse_overlap(attack.name, brought, truth)
 
         film = Film()
 
@@ -87,6 +92,8 @@ class TrialRunner:
 
         reconstructions = attack.run_many(observations, self._budget, seeds, listen)
         ledgers = [observation.knowledge.ledger() for observation in observations]
+        if brought is not None:
+            ledgers = [{**ledger, "brought along": brought.words} for ledger in ledgers]
         return [
             self._score(job, index, targets[index], reconstructions[index], ledgers[index], film)
             for index in range(len(job.trials))
@@ -156,4 +163,14 @@ class TrialRunner:
                 "target": trial.target,
                 **values,
             }
+        )
+
+
+def _refuse_overlap(attack: str, brought: Foreknowledge, targets: Sequence[Batch]) -> None:
+    """Refuse what was trained on a target: it would not rebuild the image but remember it."""
+    known = sum(brought.holds(target.inputs) for target in targets)
+    if known:
+        raise CapabilityError(
+            f"{attack} brings {brought.words}, and {known} of the attacked images are among these.",
+            hint="Train it on other data, or fit it to the scenario's public images.",
         )

@@ -62,6 +62,8 @@ class Surroundings:
         project: keeps z [L, D] where it may be, after every step; None where it may be anywhere.
         relabel: returns lanes with labels re-estimated at z; None leaves them.
         relabel_every: steps between those; 0 never.
+        look: told how far the run is, z [L, D] and lanes before every `look_every`-th step, as a prior may want to be.
+        look_every: steps between those.
     """
 
     report: Report
@@ -70,6 +72,8 @@ class Surroundings:
     project: Callable[[Tensor], Tensor] | None = None
     relabel: Callable[[Tensor, Lanes], Lanes] | None = None
     relabel_every: int = 0
+    look: Callable[[float, Tensor, Lanes], None] | None = None
+    look_every: int = 1
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,9 @@ class _Run:
         relative_rate = learning_rate_at(descent.schedule, step, self._iterations, descent.warmup)
         rate = descent.lr * relative_rate
         ground = Ground(self._evaluate, self._lanes, anneal_at(descent.anneal, step / self._iterations))
+        if around.look is not None and step % around.look_every == 0:
+            around.look(step / self._iterations, self._z, self._lanes)
+            self._here = None
         here = ground.at(self._z) if self._here is None else self._here
         here = self._let_go(step, here, self._finished)
         if not len(self._z):

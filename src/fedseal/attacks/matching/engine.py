@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from fedseal.attacks.labels import LabelGuess, infer_labels
 from fedseal.attacks.matching.companions import Parts, companions
 from fedseal.attacks.matching.derivatives import SecondOrder, choose_derivatives
-from fedseal.attacks.matching.descent import Surroundings
+from fedseal.attacks.matching.descent import Descent, Surroundings
 from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.groups import GroupConsistency
+from fedseal.attacks.matching.latents import GaussianLatents, Latents
 from fedseal.attacks.matching.lbfgs import LBFGS
 from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameterisation, Pixels
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
+from fedseal.attacks.matching.pull import EVERY, Pull
 from fedseal.attacks.matching.recipe import LocalSteps, Recipe
 from fedseal.attacks.matching.roster import Solution
 from fedseal.attacks.matching.surroundings import Box, Relabel, Trace, median_filter, to_images
@@ -34,16 +36,19 @@ from fedseal.attacks.reading import (
     input_normalisation,
     update_scale,
 )
-from fedseal.core.attack import Attack, Budget, Listener
+from fedseal.core.attack import Attack, Budget, Foreknowledge, Listener
 from fedseal.core.caveat import Caveat
 from fedseal.core.errors import InputError, TrialError, UsageError
-from fedseal.core.knowledge import CROSS_ENTROPY
+from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
 from fedseal.core.observation import Observation
-from fedseal.core.ranges import Count
+from fedseal.core.ranges import Amount, Count, Weight
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
 from fedseal.core.tensors import flatten
+from fedseal.core.trainable import Trainable
+from fedseal.priors.named import PriorName, find_prior, fit_of, is_brought
+from fedseal.priors.prior import Prior
 
 _KINKS = Caveat(
     "ReLU with L-BFGS",
@@ -65,15 +70,24 @@ class MatchingAttack(Attack):
         local_steps: read a weight change as a mean gradient, where the client began (`average`) or at a point on its
             way that is sought with the images (`surrogate`), or simulate its local steps one by one (`unroll`).
         second_order: how second-order products are computed.
+        prior: what is believed of images beside the attack's own terms: `tv` nothing more; `patch` or `diffusion`, a
+            denoiser in the loop; `ae` or `gan`, search in the latents; each fitted to the public images, or `embedded`,
+            `dcgan-faces` or a file.
+        prior_weight: of a learned prior: of the pull towards the denoised images, or of the latents' probability.
+        prior_steps: of the training, where the prior is fitted; 0 for its kind's own.
     """
 
     info = Info("match the gradient", needs=("batch_size",))
     any_loss: ClassVar[bool] = True
+    problem_type: ClassVar[type[MatchingProblem]] = MatchingProblem
 
     iterations: Count = 1000
     restarts: Count = 1
     local_steps: LocalSteps = "average"
     second_order: SecondOrder = "auto"
+    prior: PriorName = "tv"
+    prior_weight: Weight = 0.03
+    prior_steps: Amount = 0
 
     @abstractmethod
     def recipe(self) -> Recipe:
@@ -90,10 +104,31 @@ class MatchingAttack(Attack):
         if recipe.relabel_every < 0 or recipe.group_weight < 0 or recipe.generator_channels < 0:
             raise UsageError("relabel_every, group_weight and channels cannot be negative.")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """The capabilities that must be granted; public images where a prior is fitted to them."""
+        fitted = self.prior != "tv" and not is_brought(self.prior)
+        own = frozenset(self.info.needs) - {"auxiliary"}
+        return own | {"auxiliary"} if fitted else own
+
+    def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
+        """Yield the prior, where it is fitted to the public images."""
+        if "auxiliary" in self.needs:
+            self.check_knowledge(knowledge)
+            yield fit_of(self.prior, knowledge.auxiliary, self.prior_steps, self.name)
+
+    def brings(self) -> Foreknowledge | None:
+        """Say what a prior from elsewhere was trained on."""
+        if not is_brought(self.prior):
+            return None
+        found = find_prior(self.prior, None, self.prior_steps, self.name)
+        return Foreknowledge(f"a prior of the kind {found.kind}, trained on {found.origin.words}", found.origin.holds)
+
     def caveats(self, model: nn.Module) -> tuple[Caveat, ...]:
         """Say that L-BFGS, which takes curvature for granted, is led astray by kinks."""
         kinked = any(isinstance(module, nn.ReLU | nn.LeakyReLU | nn.MaxPool2d) for module in model.modules())
-        return (_KINKS,) if kinked and isinstance(self.recipe().descent.step, LBFGS) else ()
+        descent = self.recipe().descent
+        return (_KINKS,) if kinked and isinstance(descent, Descent) and isinstance(descent.step, LBFGS) else ()
 
     def run_many(
         self,
@@ -134,7 +169,8 @@ class MatchingAttack(Attack):
         guesses = [self._guess(observation, seed) for observation, seed in zip(observations, seeds, strict=True)]
         weighed = weigh(self, partial(self._run_together, listener=None), observations[0], iterations)
         observations = [weighed.applied(observation) for observation in observations]
-        problem = self._problem(observations[0])
+        prior = self._prior(observations[0].knowledge)
+        problem = self._problem(observations[0], prior)
         recipe = recipe.under(observations[0].knowledge.defence)
         lanes = self._lanes(problem, observations, guesses, restarts)
         runs = [
@@ -144,8 +180,10 @@ class MatchingAttack(Attack):
         trace = Trace(problem, listener, iterations, restarts)
         known = observations[0].knowledge
         relabelled = not problem.soft_labels and known.labels is None and known.loss == CROSS_ENTROPY
+        evaluate = self._evaluation(problem, z, lanes, restarts, prior)
+        pixels = isinstance(problem.parameterisation, Pixels)
         solution = recipe.descent.minimise(
-            self._evaluation(problem, z, lanes, restarts),
+            evaluate,
             z,
             lanes,
             iterations,
@@ -153,9 +191,11 @@ class MatchingAttack(Attack):
                 report=trace,
                 report_every=max(1, iterations // _REPORTS),
                 sources=[generator(seed, "optimiser", restart) for _, seed, restart in runs],
-                project=Box(problem) if recipe.boxed and not recipe.generator_channels else None,
+                project=Box(problem) if recipe.boxed and pixels else None,
                 relabel=Relabel(problem, [o for o in observations for _ in range(restarts)]) if relabelled else None,
                 relabel_every=recipe.relabel_every,
+                look=evaluate.look if isinstance(evaluate, Pull) else None,
+                look_every=EVERY,
             ),
         )
         seconds = (time.perf_counter() - started) / len(observations)
@@ -163,22 +203,29 @@ class MatchingAttack(Attack):
             self._collect(problem, observation, solution, trace, target * restarts, restarts, guess, seconds)
             for target, (observation, guess) in enumerate(zip(observations, guesses, strict=True))
         ]
-        return [replace(one, notes=(*one.notes, *weighed.notes)) for one in found]
+        said = () if prior is None else (f"a {prior.kind} prior from {prior.origin.words}",)
+        return [replace(one, notes=(*one.notes, *weighed.notes, *said)) for one in found]
+
+    def _prior(self, knowledge: Knowledge) -> Prior | None:
+        """Return the learned prior, if one is asked for."""
+        if self.prior == "tv":
+            return None
+        return find_prior(self.prior, knowledge.auxiliary, self.prior_steps, self.name)
 
     def _guess(self, observation: Observation, seed: int) -> LabelGuess | None:
         """Return the labels to start from; None when they start from nothing."""
         free = observation.knowledge.labels is None and observation.knowledge.label_rule == "unknown"
         return None if free or self.recipe().labels == "free" else infer_labels(observation, seed)
 
-    def _problem(self, observation: Observation) -> MatchingProblem:
+    def _problem(self, observation: Observation, prior: Prior | None = None) -> MatchingProblem:
         knowledge = observation.knowledge
         recipe = self.recipe().under(knowledge.defence)
         assert not callable(recipe.objective)
         free = knowledge.labels is None and knowledge.label_rule == "unknown"
-        return MatchingProblem(
+        return self.problem_type(
             attack_model(observation),
             attack_parameters(observation),
-            parameterisation=_parameterisation(observation, recipe),
+            parameterisation=self._parameterisation(observation, recipe, prior),
             num_classes=knowledge.num_classes,
             objective=recipe.objective,
             priors=recipe.priors,
@@ -225,9 +272,15 @@ class MatchingAttack(Attack):
             logits = problem.training_loss.start(guess.labels.cpu(), classes)
         return torch.cat([variables, logits.reshape(-1)])
 
-    def _evaluation(self, problem: MatchingProblem, z: Tensor, lanes: Lanes, restarts: int) -> Evaluate:
+    def _evaluation(
+        self, problem: MatchingProblem, z: Tensor, lanes: Lanes, restarts: int, prior: Prior | None
+    ) -> Evaluate:
         recipe = self.recipe()
         evaluate = choose_derivatives(problem, self.second_order, z, lanes)
+        if isinstance(problem.parameterisation, Latents):
+            return GaussianLatents(evaluate, self.prior_weight, problem.parameterisation.size)
+        if prior is not None:
+            return Pull(evaluate, problem, prior, self.prior_weight, len(z))
         if recipe.consensus == "none" or restarts == 1 or not recipe.group_weight:
             return evaluate
         shape = problem.parameterisation.shape
@@ -245,13 +298,7 @@ class MatchingAttack(Attack):
         seconds: float,
     ) -> Reconstruction:
         """Choose the restart with the least objective; diverged ones are discarded and counted."""
-        own = solution.values[first_lane : first_lane + restarts]
-        finite = torch.isfinite(own)
-        if not bool(finite.any()):
-            raise TrialError(
-                f"all {restarts} start(s) of the attack diverged.", hint="Lower its learning rate, or add restarts."
-            )
-        best = first_lane + int(own.where(finite, own.new_full((), float("inf"))).argmin())
+        best, finite = best_lane(solution, first_lane, restarts)
         notes = (*(guess.notes if guess is not None else ()), *remarks(observation, self.local_steps))
         if not bool(finite.all()):
             notes = (*notes, f"{restarts - int(finite.sum())} of {restarts} starts diverged and were discarded")
@@ -274,16 +321,29 @@ class MatchingAttack(Attack):
             notes,
         )
 
+    def _parameterisation(self, observation: Observation, recipe: Recipe, prior: Prior | None) -> Parameterisation:
+        """Return what is searched in: pixels, latents of a learned prior, or an untrained generator's weights."""
+        shape = (image_count(observation), *observation.knowledge.image_shape)
+        normalisation = input_normalisation(observation)
+        if prior is not None and prior.generates:
+            return Latents(shape, normalisation, prior)
+        if recipe.generator_channels:
+            return DeepImagePrior(shape, normalisation, recipe.generator_channels)
 
-def _parameterisation(observation: Observation, recipe: Recipe) -> Parameterisation:
-    shape = (image_count(observation), *observation.knowledge.image_shape)
-    normalisation = input_normalisation(observation)
-    if recipe.generator_channels:
-        return DeepImagePrior(shape, normalisation, recipe.generator_channels)
+        def draw(size: torch.Size, source: torch.Generator) -> Tensor:
+            if recipe.start == "uniform":
+                return normalisation(torch.rand(size, generator=source))
+            return torch.randn(size, generator=source) if recipe.start == "normal" else torch.zeros(size)
 
-    def draw(size: torch.Size, source: torch.Generator) -> Tensor:
-        if recipe.start == "uniform":
-            return normalisation(torch.rand(size, generator=source))
-        return torch.randn(size, generator=source) if recipe.start == "normal" else torch.zeros(size)
+        return Pixels(shape, draw)
 
-    return Pixels(shape, draw)
+
+def best_lane(solution: Solution, first: int, restarts: int) -> tuple[int, Tensor]:
+    """Return the lane with the least objective among a target's `restarts` from `first` on, and which are finite."""
+    own = solution.values[first : first + restarts]
+    finite = torch.isfinite(own)
+    if not bool(finite.any()):
+        raise TrialError(
+            f"all {restarts} start(s) of the attack diverged.", hint="Lower its learning rate, or add restarts."
+        )
+    return first + int(own.where(finite, own.new_full((), float("inf"))).argmin()), finite

@@ -98,6 +98,34 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class LayerMean:
+    """Mean over tensors of the squared distances (GGL, Eq. 4)."""
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return the squared distance over the number of tensors."""
+        return (dummy - observed).square().sum() / len(layout.sizes)
+
+
+@dataclass(frozen=True)
+class SquarePlusRoot:
+    """d^2 + d with d the distance: what GRNN minimises.
+
+    Its second term is called a Wasserstein distance there; the function in the authors' code returns the plain norm.
+    """
+
+    def select(self, dummy: Tensor, observed: Tensor, layout: Layout) -> None:
+        """Compare everything."""
+
+    def distance(self, dummy: Tensor, observed: Tensor, layout: Layout, selection: Tensor | None) -> Tensor:
+        """Return d^2 + d over all parameters."""
+        square = (dummy - observed).square().sum()
+        return square + (square + 1e-20).sqrt()
+
+
+@dataclass(frozen=True)
 class SquaredError:
     """Weighted sum of squared differences (DLG, Eq. 4; GradInversion with weight alpha_G).
 

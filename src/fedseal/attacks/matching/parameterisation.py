@@ -15,6 +15,9 @@ from fedseal.core.errors import CapabilityError
 from fedseal.core.seeds import generator as seeded
 from fedseal.core.tensors import flatten, unflatten
 
+NOISE = 128
+"""Numbers of noise a generator draws an image from."""
+
 
 class Parameterisation(Protocol):
     """A map from variables [size] to dummy inputs of the model, [B, C, H, W]."""
@@ -83,9 +86,10 @@ class DeepImagePrior:
             )
         self.shape = shape
         self._normalisation = normalisation
-        self._noise = torch.randn(shape[0], 128, generator=seeded(0, "generator-noise"))
+        self._channels, self._blocks = channels, blocks
+        self._noise = torch.randn(shape[0], NOISE, generator=seeded(0, "generator-noise"))
         with torch.random.fork_rng(devices=[]):  # its own weights are never used
-            self._net = _Generator(shape[1], channels, blocks)
+            self._net = self.network(shape[1], channels, blocks)
         self._like = {name: p.detach() for name, p in self._net.named_parameters()}
         self.size = sum(p.numel() for p in self._like.values())
 
@@ -104,8 +108,12 @@ class DeepImagePrior:
         """Draw fresh weights: PyTorch's own initialisation of every layer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=source)))
-            fresh = _Generator(self.shape[1], self._net.channels, self._net.blocks)
+            fresh = self.network(self.shape[1], self._channels, self._blocks)
         return flatten({name: p.detach() for name, p in fresh.named_parameters()})
+
+    def network(self, outputs: int, channels: int, blocks: int) -> nn.Module:
+        """Return a generator with fresh weights, from noise [B, 128] to images with `outputs` channels."""
+        return _Generator(outputs, channels, blocks)
 
 
 class _SpectralConv(nn.Conv2d):
@@ -126,8 +134,7 @@ class _Generator(nn.Module):
     def __init__(self, outputs: int, channels: int, blocks: int) -> None:
         super().__init__()
         self.channels = channels
-        self.blocks = blocks
-        self.stem = nn.Linear(128, channels * 16)
+        self.stem = nn.Linear(NOISE, channels * 16)
         layers: list[nn.Module] = []
         for _ in range(blocks):
             layers += [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from fedseal.attacks.matching.descent import Descent
+from fedseal.attacks.matching.evolution import Evolution
 from fedseal.attacks.matching.groups import Consensus
 from fedseal.attacks.matching.objectives import Objective, ObjectiveFactory
 from fedseal.attacks.matching.priors import Priors
@@ -43,7 +44,7 @@ class Recipe:
     """
 
     objective: Objective | ObjectiveFactory
-    descent: Descent
+    descent: Descent | Evolution
     priors: Priors = field(default_factory=Priors)
     start: Start = "normal"
     boxed: bool = True
@@ -59,5 +60,7 @@ class Recipe:
     def under(self, view: AttackerView | None) -> Recipe:
         """Return the recipe of who knows that much of the defence: nothing in it is left open."""
         objective = self.objective(view) if callable(self.objective) else self.objective
-        descent = self.descent if self.anneal is None else replace(self.descent, anneal=self.anneal(view))
+        descent = self.descent
+        if self.anneal is not None and isinstance(descent, Descent):
+            descent = replace(descent, anneal=self.anneal(view))
         return replace(self, objective=objective, descent=descent, anneal=None)
