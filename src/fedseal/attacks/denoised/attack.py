@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import nn
 
@@ -36,7 +37,7 @@ from fedseal.core.registry import Info
 from fedseal.core.sources import code_digest
 from fedseal.core.specs import parse_spec
 from fedseal.core.trainable import Trainable
-from fedseal.priors.named import find_prior, fit_of
+from fedseal.priors.named import brought_prior, find_prior, fit_of, is_brought
 from fedseal.priors.networks import Denoiser
 
 _SEED = 1
@@ -58,10 +59,19 @@ class Denoised(PreparedAttack):
         inversion: the attack, by its spec; one with several options is written denoised?inversion=ig:tv=0.05,lr=0.1.
         shadows: clients to play, at most a quarter of the public images.
         steps: of the network's training.
-        prior_steps: of the training of the denoiser it begins with; 0 for that kind's own.
+        prior: the denoiser the network begins with: `diffusion`, fitted to the public images, or a file that holds one.
+        prior_steps: of its training, where it is fitted; 0 for that kind's own.
     """
 
-    def __init__(self, inversion: str = "ig", shadows: Count = 64, steps: Count = 300, prior_steps: Amount = 0) -> None:
+    def __init__(
+        self,
+        inversion: str = "ig",
+        shadows: Count = 64,
+        steps: Count = 300,
+        prior: Literal["diffusion"] | Path = "diffusion",
+        prior_steps: Amount = 0,
+    ) -> None:
+        self._prior: str | Path = prior
         self._spec = inversion
         self._inversion = ATTACKS.build(inversion)
         self._shadows, self._steps, self._prior_steps = shadows, steps, prior_steps
@@ -69,11 +79,16 @@ class Denoised(PreparedAttack):
     def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
         """Yield the denoiser to begin with; the rest depends on the budget, and is learned when targets are there."""
         self.check_knowledge(knowledge)
-        yield fit_of("diffusion", knowledge.auxiliary, self._prior_steps, self.name)
+        if not is_brought(self._prior):
+            yield fit_of(self._prior, knowledge.auxiliary, self._prior_steps, self.name)
 
     def brings(self) -> Foreknowledge | None:
-        """Say what the attack brings along that is post-processed."""
-        return self._inversion.brings()
+        """Say what the attack that is post-processed brings along, or else the denoiser."""
+        own = self._inversion.brings()
+        if own is not None or not is_brought(self._prior):
+            return own
+        found = brought_prior(self._prior)
+        return Foreknowledge(f"a prior of the kind {found.kind}, trained on {found.origin.words}", found.origin.holds)
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
         """Refuse what cannot be learned from, and what the attack itself cannot attack."""
@@ -110,8 +125,12 @@ class Denoised(PreparedAttack):
                 hint="Raise `attacker.public_images`, or attack without post-processing.",
             )
         shadows = play_shadows(observation, *parted, _SEED)
-        start = find_prior("diffusion", parted[1], self._prior_steps, self.name).engine
-        assert isinstance(start, Denoiser)
+        start = find_prior(self._prior, parted[1], self._prior_steps, self.name)
+        if not isinstance(start.engine, Denoiser) or start.shape[0] != knowledge.image_shape[0]:
+            raise CapabilityError(
+                f"denoised begins with a network that denoises such images, and the prior is of the kind {start.kind}.",
+                hint="Make one with `fedseal prepare prior --kind diffusion`.",
+            )
         entry = ATTACKS.find(parse_spec(self._spec))
         options = {
             "inversion": self._spec,
@@ -119,8 +138,9 @@ class Denoised(PreparedAttack):
             "spent": budget,
             "shadows": self._shadows,
             "steps": self._steps,
+            "prior": self._prior,
             "prior_steps": self._prior_steps,
             "labels": "given" if knowledge.labels is not None else knowledge.label_rule,
             "aware": knowledge.defence is not None,
         }
-        return learned(PolishLesson(self._inversion, shadows, budget, start, public, rehearse, options))
+        return learned(PolishLesson(self._inversion, shadows, budget, start.engine, public, rehearse, options))
