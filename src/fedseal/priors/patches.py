@@ -56,7 +56,7 @@ class PatchMixture(nn.Module):
     def denoise(self, images: Tensor, sigma: float) -> Tensor:
         """Remove noise of deviation `sigma` from images [N, C, H, W], which are at least a patch large."""
         rows, means = self.patches(images)
-        clean = torch.cat([self._filtered(part, sigma) for part in rows.split(_AT_ONCE)])
+        clean = torch.cat([self._filtered(part, sigma) for part in torch.split(rows, _AT_ONCE)])
         columns = (clean + means).view(len(images), -1, rows.shape[1]).transpose(1, 2)
         size = tuple(images.shape[2:])
         summed = F.fold(columns, size, self.side)
@@ -86,7 +86,7 @@ class PatchMixture(nn.Module):
 
     def improve(self, rows: Tensor) -> float:
         """Take one step of expectation and maximisation; return the mean log-likelihood before it."""
-        logs = torch.cat([self.log_shares(part)[0] for part in rows.split(_AT_ONCE)])
+        logs = torch.cat([self.log_shares(part)[0] for part in torch.split(rows, _AT_ONCE)])
         evidence = logs.logsumexp(1)
         self._set(rows, (logs - evidence[:, None]).exp())
         return float(evidence.mean())

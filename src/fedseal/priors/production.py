@@ -103,7 +103,7 @@ def _gathered(
 def _sheet(images: Tensor) -> Image.Image:
     """Return images [N, C, H, W] as one picture, rows of eight."""
     shown = images if images.shape[1] in (1, 3) else images.mean(1, keepdim=True)
-    rows = [torch.cat(list(row), 2) for row in shown.split(_COLUMNS)]
+    rows = [torch.cat(list(row), 2) for row in torch.split(shown, _COLUMNS)]
     pixels = np.asarray((torch.cat(rows, 1) * 255).round().byte().permute(1, 2, 0))
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     return picture.resize((picture.width * _SHOWN, picture.height * _SHOWN), Image.Resampling.NEAREST)

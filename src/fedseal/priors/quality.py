@@ -66,7 +66,7 @@ def frechet(one: Tensor, other: Tensor) -> float:
 def _components(images: Tensor) -> Tensor:
     """Return the first principal directions [pixels, D] of images."""
     rows = images.flatten(1)
-    _, _, directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    directions: Tensor = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)[2]
     return directions[: min(_COMPONENTS, max(1, len(rows) - 1))].t()
 
 
