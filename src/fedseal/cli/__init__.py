@@ -20,6 +20,7 @@ from fedseal.cli import (
     updates,
     verify_dp,
     view,
+    why,
 )
 from fedseal.cli.app import app, main
 
@@ -45,4 +46,5 @@ __all__ = [
     "updates",
     "verify_dp",
     "view",
+    "why",
 ]

@@ -19,6 +19,7 @@ from fedseal.audit.levels import STATE_WORDS, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
 from fedseal.audit.verdict import Verdict
+from fedseal.audit.why import reasons
 from fedseal.metrics.scales import PSNR, scale_called
 from fedseal.report import words
 from fedseal.report.charts import ChanceChart, Sparkline, chance_chart, sparkline
@@ -196,6 +197,7 @@ def template_environment(scale: str = PSNR.name) -> Environment:
             "shell_words": words.shell_words,
             "slug": words.slug,
             "span": words.span,
+            "why": reasons,
             "worst_first": _worst_first,
         }
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,10 +13,12 @@ from fedseal.audit.cells import Cell, Row, Standing
 from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import picked_words
+from fedseal.audit.why import reasons
 from fedseal.metrics.scales import PSNR
 from fedseal.report.charts import baseline_name
 from fedseal.report.matrix import Matrix, Square, matrices, worst_cell
 from fedseal.report.words import decibel, half_width, ideal_words, label_words, number, plural, printable
+from fedseal.store.findings import Finding
 
 ATTACKS_PER_TABLE = 3
 """Columns that fit beside the defences in 80 characters; more attacks take more tables."""
@@ -94,9 +98,28 @@ def _remarks(matrix: Matrix) -> list[Text]:
     for square in matrix.squares:
         for record in square.refusals:
             remarks.append(_remark(square, f"not applicable: {record.message}"))
+        for finding in (finding for cell in square.cells for finding in reasons(cell)):
+            remarks.append(_remark(square, f"why: {finding.text} {finding.advice}"))
         if square.failed:
             remarks.append(_remark(square, f"{plural(len(square.failed), 'trial')} failed: {square.failed[0].message}"))
     return remarks
+
+
+def render_reasons(explained: Iterable[tuple[Cell, tuple[Finding, ...]]]) -> Group:
+    """Return why cells failed, each with what to do; a sentence if none did."""
+    parts: list[Text] = []
+    for cell, findings in explained:
+        attacker = "aware" if cell.aware else "naive"
+        parts.append(Text(printable(f"{cell.scenario}: {cell.attack} on {cell.defence}, {attacker}"), style="bold"))
+        for found in findings:
+            style = {"problem": "red", "warning": "yellow"}.get(found.severity, "")
+            parts.append(Text(printable(f"  {found.topic}: {found.text}"), style=style))
+            if found.advice:
+                parts.append(Text(printable(f"    {found.advice}")))
+        if not findings:
+            parts.append(Text("  no cause that we know of: steps, rates, statistics, rank and search are in order."))
+    nothing = "Nothing to explain: no attack failed on an undefended client, or did far worse than a guess."
+    return Group(*parts or [Text(nothing)])
 
 
 def _readings(row: Row) -> list[Text]:
