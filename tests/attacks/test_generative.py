@@ -39,13 +39,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     forget()
 
 
-def seen(model: nn.Module, images: Tensor, labels: Tensor, classes: int = 10, **known: object) -> Observation:
+def seen(model: nn.Module, images: Tensor, own: Tensor, classes: int = 10, **known: object) -> Observation:
     """What a server sees of one gradient of a batch."""
     model.zero_grad()
-    nn.functional.cross_entropy(model(images), labels).backward()
+    nn.functional.cross_entropy(model(images), own).backward()
     update = Update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     model.zero_grad(set_to_none=True)
-    given = {"labels": labels, "label_rule": "true", "batch_size": len(images), **known}
+    given = {"labels": own, "label_rule": "true", "batch_size": len(images), **known}
     return Observation(model, update, Knowledge(tuple(images.shape[1:]), classes, **given))  # type: ignore[arg-type]
 
 
@@ -145,10 +145,10 @@ def test_grnn_finds_a_face_and_its_label_behind_lenets_update() -> None:
 def test_rog_beats_the_mean_image_under_quantisation() -> None:
     from fedseal.testing import AttackCase, Home
 
-    case = AttackCase("rog:prior=patch", Home("lenet:init=wide-uniform", data="faces:size=32"))
+    case = AttackCase("rog:prior=patch,factor=4", Home("lenet-relu", data="faces:size=32"))
     gains = []
     for target in range(3):
-        observation, _, truth = case.defended(target, "quantise:bits=3")
+        observation, _, truth = case.defended(target, "quantise:bits=4")
         found = case.attack().run(observation, Budget(100), seed=target)
         small = nn.functional.interpolate(case.public.images.mean(0, keepdim=True), scale_factor=0.5, mode="area")
         guess = nn.functional.interpolate(small, size=(32, 32), mode="bicubic", align_corners=False).clamp(0, 1)
