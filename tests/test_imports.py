@@ -6,6 +6,7 @@ import ast
 import resource
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def foreign_methods(module: str, imported: set[str]) -> list[str]:
     )
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return which module imports which, by dotted names; a name inside a module stands for the module."""
     known = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
@@ -129,6 +131,7 @@ def cycle_in(edges: dict[str, set[str]]) -> list[str]:
     return next((found for module in sorted(edges) if (found := follow(module, []))), [])
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
