@@ -104,3 +104,28 @@ def test_an_audit_of_a_table_speaks_of_records_and_cells(tmp_path: Path):
     texts = run.texts(record)
     assert texts is not None
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("attack", "least"), [("retrieval", 45.0), ("learned", 45.0), ("learned:form=network,epochs=2", 0.0)]
+)
+def test_who_looks_up_or_learns_takes_tables_too(attack: str, least: float, tmp_path: Path):
+    run = fedseal.audit(
+        fedseal.Scenario(
+            data="census:rows=300", model="mlp:width=16", attacks=[attack], defences=["none"], targets=4, readings=0
+        ),
+        out=tmp_path / "run",
+    )
+    assert [record.status for record in run.records] == ["ok"] * 4
+    assert sum(record.psnr[0] for record in run.records) / 4 > least
+    assert all("records" in " ".join(record.notes) for record in run.records)
+    assert "dB" not in " ".join(note for record in run.records for note in record.notes)
+
+
+def test_matching_of_images_is_refused_for_tables_in_words(tmp_path: Path):
+    run = fedseal.audit(
+        fedseal.Scenario(data="census:rows=200", model="mlp:width=16", attacks=["ig"], targets=1, readings=0),
+        out=tmp_path / "run",
+    )
+    assert {record.status for record in run.records} == {"refused"}
+    assert "ig rebuilds data of the kind image, and the clients hold table" in run.records[0].message

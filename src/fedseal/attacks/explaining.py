@@ -39,7 +39,7 @@ class Mismatch:
         self._problem = MatchingProblem(
             attack_model(observation),
             attack_parameters(observation),
-            parameterisation=Pixels((image_count(observation), *knowledge.image_shape), _drawn),
+            parameterisation=Pixels((image_count(observation), *knowledge.input_shape), _drawn),
             num_classes=knowledge.num_classes,
             objective=Cosine(),
             priors=Priors(),

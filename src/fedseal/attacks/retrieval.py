@@ -1,4 +1,4 @@
-"""`retrieval`: the public images whose updates explain the observed one best.
+"""`retrieval`: the public images, records or texts whose updates explain the observed one best.
 
 The right control where data sets hold near-duplicates: an image an attacker can look up need not be rebuilt. Threat
 model: passive server with public images. Every public image is rehearsed alone; one image behind an update is answered
@@ -14,6 +14,7 @@ above the differences between public updates, and many images per update.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -28,14 +29,16 @@ from fedseal.attacks.reading import image_count
 from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.batch import Batch
 from fedseal.core.knowledge import Knowledge
+from fedseal.core.modality import IMAGE, TABLE, TEXT
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
-from fedseal.core.tensors import Tensors
+from fedseal.core.tensors import Tensors, flatten
 from fedseal.core.trainable import Saved, Trainable, Unfinished
 from fedseal.core.watcher import Report
 
 _FEATURES = 16384
+_KINDS = {IMAGE: "images", TABLE: "records", TEXT: "texts"}
 _SHORTLIST = 16
 """Candidates by sketches that are compared by whole updates."""
 
@@ -43,7 +46,7 @@ _SHORTLIST = 16
 @ATTACKS.register(
     "retrieval",
     Info(
-        "the public images whose updates are most similar",
+        "the public images, records or texts whose updates are most similar",
         threat="passive",
         needs=("batch_size", "auxiliary", "rehearse"),
     ),
@@ -52,6 +55,7 @@ class RetrievalAttack(PreparedAttack):
     """Looks the update up among those of the public images."""
 
     any_loss: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE, TEXT)
 
     def check_knowledge(self, knowledge: Knowledge) -> None:
         """Refuse a search among nothing."""
@@ -70,7 +74,7 @@ class RetrievalAttack(PreparedAttack):
         found = [_look_up(observation, public, known, sketch) for observation in observations]
         if listener is not None:
             listener(1.0, torch.stack([images for images, _, _ in found]))
-        notes = (f"looked up among {len(public):,} public images",)
+        notes = (f"looked up among {len(public):,} public {_KINDS[public.modality]}",)
         return [Reconstruction(images, labels, value, notes=notes) for images, labels, value in found]
 
     def trainables(self, model: nn.Module, knowledge: Knowledge) -> Iterator[Trainable[Any]]:
@@ -88,7 +92,7 @@ class _Shelf(Lesson[Tensors]):
 
     @property
     def title(self) -> str:
-        return f"updates of {len(self.public):,} public images"
+        return f"updates of {len(self.public):,} public {_KINDS[self.public.modality]}"
 
     @property
     def sketch(self) -> Sketch:
@@ -96,7 +100,7 @@ class _Shelf(Lesson[Tensors]):
 
     def fit(self, report: Report, unfinished: Unfinished) -> Tensors:
         sketch = self.sketch
-        stream = self.rehearse(self.model, self.public.images[:, None], self.public.labels[:, None], 0)
+        stream = self.rehearse(self.model, self.public.inputs[:, None], self.public.labels[:, None], 0)
         known = torch.cat([sketch(updates) for updates in stream])
         scales = tensor_scales(known, sketch.lengths)
         return {"known": unit(known / scales), "scales": scales}
@@ -124,11 +128,21 @@ def _look_up(
             candidates |= dict.fromkeys((index,) for index in nearest.tolist())
         else:
             candidates[tuple(pursue(seen, library["known"], count))] = None
-    found, mismatch = [], Mismatch(observation)
+    found = []
+    mismatch = Mismatch(observation) if public.modality != TEXT else partial(_apart, observation)
     for chosen in candidates:
-        images, labels = public.images[list(chosen)], public.labels[list(chosen)]
-        found.append((images, labels, mismatch(images, labels)))
+        inputs, labels = public.inputs[list(chosen)], public.labels[list(chosen)]
+        found.append((inputs, labels, mismatch(inputs, labels)))
     return min(found, key=lambda one: one[2])
+
+
+def _apart(observation: Observation, inputs: Tensor, labels: Tensor) -> float:
+    """Return 1 - cos between an update and the one rehearsed on texts, defended where that is known."""
+    _, rehearse = public_of(observation.knowledge, "retrieval")
+    way = rehearse.plain() if observation.knowledge.defence is None else rehearse
+    (played,) = way(observation.model, inputs[None], labels[None], 0)
+    a, b = flatten({name: value[0] for name, value in played.items()}), flatten(observation.update.tensors)
+    return 1 - float(torch.nn.functional.cosine_similarity(a.double(), b.to(a).double(), dim=0))
 
 
 def tensor_scales(sketches: Tensor, lengths: tuple[int, ...]) -> Tensor:

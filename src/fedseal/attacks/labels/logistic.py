@@ -48,7 +48,7 @@ def _share(observation: Observation, layer: LastLayer, gradient: float, seed: in
     """Return the share of positive labels, by public images of both classes, or by noise."""
     public = observation.knowledge.auxiliary
     if public is not None and len(public):
-        found = _sigmoid(layer, model_inputs(observation, public.images[:_PUBLIC]))
+        found = _sigmoid(layer, model_inputs(observation, public.inputs[:_PUBLIC]))
         positive = public.labels[:_PUBLIC].to(found.device).reshape(-1) > 0
         if bool(positive.any()) and not bool(positive.all()):
             on, off = float(found[positive].mean()), float(found[~positive].mean())

@@ -68,7 +68,7 @@ def public_responses(observation: Observation, model: nn.Module, seed: int) -> R
     if public is None or len(public) == 0:
         return None
     chosen = _balanced(public, seed)
-    inputs = model_inputs(observation, public.images[chosen.to(public.images.device)])
+    inputs = model_inputs(observation, public.inputs[chosen.to(public.inputs.device)])
     responses = respond(observation, model, inputs)
     labels = public.labels[chosen.to(public.labels.device)].to(inputs.device)
     return Responses(responses.features, responses.probabilities, labels)

@@ -28,6 +28,7 @@ from fedseal.attacks.labels.rules import LABEL_RULES, LabelRule
 from fedseal.attacks.reading import image_count
 from fedseal.core.errors import CapabilityError, FedsealError
 from fedseal.core.identity import identity_of
+from fedseal.core.modality import TEXT
 from fedseal.core.observation import Observation, Update
 from fedseal.core.registry import Info
 from fedseal.core.seeds import generator
@@ -129,10 +130,10 @@ def can_rehearse(observation: Observation) -> bool:
     knowledge = observation.knowledge
     if knowledge.rehearse is None or knowledge.auxiliary is None or len(knowledge.auxiliary) == 0:
         return False
-    if knowledge.defence is not None and knowledge.defence.personal:
+    if knowledge.modality == TEXT or (knowledge.defence is not None and knowledge.defence.personal):
         return False
     own = copy.deepcopy(observation.model).eval()
-    work = multiply_adds(own, (image_count(observation), *knowledge.image_shape))
+    work = multiply_adds(own, (image_count(observation), *knowledge.input_shape))
     return 3 * work * (UPDATES + HELD_BACK) <= MOST_WORK
 
 
@@ -145,7 +146,7 @@ def lesson_for(observation: Observation) -> Lesson:
         weights=dict(observation.model.state_dict()),
         rehearsal=knowledge.rehearse.identity,
         images=image_count(observation),
-        public=knowledge.auxiliary.images,
+        public=knowledge.auxiliary.inputs,
         view="" if knowledge.defence is None else knowledge.defence.describe(),
     )
     return remembered("labels", key, lambda: _learn(observation))
@@ -217,7 +218,7 @@ def _rehearse(observation: Observation, names: Names, updates: int, part: str, *
     seed = int(torch.randint(2**31, (1,), generator=source))
     rows: list[Tensor] = []
     kept: list[Tensors] = []
-    for chunk in rehearse(observation.model, public.images[chosen], labels, seed):
+    for chunk in rehearse(observation.model, public.inputs[chosen], labels, seed):
         rows.append(describe_rows(chunk, names).cpu())
         if keep:
             kept += [{name: part[i] for name, part in chunk.items()} for i in range(len(rows[-1]))]

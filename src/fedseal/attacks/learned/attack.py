@@ -14,7 +14,7 @@ that swamps the sketch brings it to the mean image; batches whose labels repeat 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -31,6 +31,7 @@ from fedseal.attacks.prepared import PreparedAttack
 from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.errors import UsageError
 from fedseal.core.knowledge import Knowledge
+from fedseal.core.modality import IMAGE, TABLE
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
@@ -58,6 +59,8 @@ class LearnedAttack(PreparedAttack):
         epochs: of a network's training.
         seed: of what is drawn in learning; targets have no part in it.
     """
+
+    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE)
 
     def __init__(self, form: Form = "kernel", features: int = 0, epochs: int = 30, seed: int = 0) -> None:
         if features and features < _FEWEST_FEATURES:
@@ -94,8 +97,11 @@ class LearnedAttack(PreparedAttack):
         images = answers[:, :pixels].reshape(shape).to(next(iter(first.parameters.values())).dtype)
         if listener is not None:
             listener(1.0, images)
-        how = f"{decoder.describe()}: {decoder.held_back_db:.1f} dB there"
-        note = f"learned from {len(stage.public):,} public images, {how}"
+        table = stage.public.modality == TABLE
+        error = decoder.held_back_db
+        there = f"root mean square error {10 ** (-error / 20):.3f} there" if table else f"{error:.1f} dB there"
+        what = "records" if table else "images"
+        note = f"learned from {len(stage.public):,} public {what}, {decoder.describe()}: {there}"
         shares = answers[:, pixels:].reshape(len(observations), stage.count, -1)
         each = zip(observations, images, shares, seeds, strict=True)
         return [_answer(*one, decoder.ordered, note) for one in each]

@@ -42,10 +42,10 @@ class Lesson(Trainable[P]):
         """Return model, public images, how clients are played, and the options."""
         return {
             "model": self.model,
-            "public": {"images": self.public.images, "labels": self.public.labels},
+            "public": {"images": self.public.inputs, "labels": self.public.labels},
             "rehearsal": self.rehearse.identity,
             "options": self.options,
-            "device": self.public.images.device.type,
+            "device": self.public.inputs.device.type,
         }
 
 

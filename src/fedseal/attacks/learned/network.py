@@ -170,7 +170,7 @@ def _quality(network: nn.Module, held: Pairs, stage: Stage, classes: int) -> flo
 
 def _network(stage: Stage, classes: int, plan: NetworkPlan) -> nn.Module:
     """Return two hidden layers, and a last one that begins with the mean public image."""
-    mean = stage.public.images.float().mean(0).flatten().repeat(stage.count)
+    mean = stage.public.inputs.float().mean(0).flatten().repeat(stage.count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(stage.seed, "network"))
         last = nn.Linear(plan.width, len(mean) + stage.count * classes)

@@ -96,13 +96,13 @@ class Stage:
 
     def play(self, indices: Tensor, *path: str | int) -> Pairs:
         """Return one pair per public image at `indices`, each in a batch with random others of them."""
-        indices = indices[: max(FEWEST, _MOST_VALUES // (self.count * self.public.images[0].numel()))]
+        indices = indices[: max(FEWEST, _MOST_VALUES // (self.count * self.public.inputs[0].numel()))]
         source = generator(self.seed, "batches", *path)
         columns = [indices[torch.randperm(len(indices), generator=source)] for _ in range(self.count)]
         order = torch.stack(columns, 1).to(self.public.labels.device)
         sketches, images, sorted_labels = [], [], []
         for start, part in enumerate(torch.split(order, _AT_ONCE)):
-            fed, labels = self.public.images[part], self.public.labels[part]
+            fed, labels = self.public.inputs[part], self.public.labels[part]
             seed = derive_seed(self.seed, "rehearsed", *path, start)
             sketches += [self.sketch(updates) for updates in self.rehearse(self.model, fed, labels, seed)]
             images.append(sorted_by_label(fed, labels).flatten(1).float())
@@ -117,10 +117,10 @@ class Stage:
 
 
 def sorted_by_label(images: Tensor, labels: Tensor) -> Tensor:
-    """Sort batches [n, B, C, H, W] by label, and by brightness within one: a batch has no order a server could learn.
+    """Sort batches [n, B, ...] by label, and by brightness within one: a batch has no order a server could learn.
 
     The same order is that of inferred labels, which come sorted.
     """
     brightness = images.flatten(2).mean(2).double()
     order = (labels.double() + brightness.clamp(0, 1) / 2).argsort(dim=1, stable=True)
-    return torch.take_along_dim(images, order[:, :, None, None, None], 1)
+    return torch.take_along_dim(images, order.reshape(*order.shape, *[1] * (images.ndim - 2)), 1)
