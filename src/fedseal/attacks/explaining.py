@@ -34,12 +34,13 @@ class Mismatch:
         knowledge = observation.knowledge
         steps, rate = knowledge.local_steps, knowledge.learning_rate
         known = observation.update.kind == "delta" and (knowledge.clients or 1) == 1
+        shape = (image_count(observation), *knowledge.input_shape)
         self._normalisation = input_normalisation(observation)
         self._observed = flatten(estimated_gradient(observation))
         self._problem = MatchingProblem(
             attack_model(observation),
             attack_parameters(observation),
-            parameterisation=Pixels((image_count(observation), *knowledge.input_shape), _drawn),
+            parameterisation=Pixels(shape, _drawn),  # type: ignore[arg-type]  # of records: B, D
             num_classes=knowledge.num_classes,
             objective=Cosine(),
             priors=Priors(),

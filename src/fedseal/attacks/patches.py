@@ -126,13 +126,13 @@ def _entrance(model: nn.Module, shape: tuple[int, int, int]) -> TokenEntrance:
     layers = executed_layers(model, torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
     cut = next((one for one in layers if isinstance(one.module, nn.Conv2d)), None)
     fed = next((one for one in layers if isinstance(one.module, nn.Linear) and one.inputs.ndim == 3), None)
-    if cut is None or fed is None or cut.module.kernel_size != cut.module.stride:
+    kernel = cut.module if cut is not None and isinstance(cut.module, nn.Conv2d) else None
+    if kernel is None or fed is None or kernel.kernel_size != kernel.stride:
         raise CapabilityError(
             "patches needs a vision transformer: a convolution that cuts the image into patches, and tokens behind it.",
             hint="Other models are attacked by the matching attacks, such as `ig`.",
         )
-    assert isinstance(cut.module, nn.Conv2d)
-    side = int(cut.module.kernel_size[0])
+    side = int(kernel.kernel_size[0])
     places = (shape[1] // side) * (shape[2] // side)
     return TokenEntrance(side, fed.name, fed.inputs.shape[1] - places)
 
@@ -141,7 +141,8 @@ def _candidates(images: Tensor, side: int, most: int) -> Tensor:
     """Return the different patches [N, C, side, side] of images [n, C, H, W], the most frequent first."""
     cut = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
     different, times = torch.unique(cut.flatten(1), dim=0, return_counts=True)
-    return different[times.argsort(descending=True, stable=True)[:most]].view(-1, *cut.shape[1:])
+    frequent: Tensor = different[times.argsort(descending=True, stable=True)[:most]]
+    return frequent.view(-1, *cut.shape[1:])
 
 
 def _vectors(

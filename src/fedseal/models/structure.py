@@ -87,7 +87,7 @@ def input_linear_layer(model: nn.Module, images: Tensor) -> ExecutedLayer | None
     return first if seen.shape == (len(images), images[0].numel()) and bool((seen == images.flatten(1)).all()) else None
 
 
-def multiply_adds(model: nn.Module, shape: tuple[int, int, int, int]) -> int:
+def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> int:
     """Return the multiply-adds of one forward pass on inputs of `shape`, in convolutions and linear layers."""
     count = 0
 
