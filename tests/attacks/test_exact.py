@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from fedseal.attacks.exact.claims import Claims
 from fedseal.attacks.exact.separation import separate
 from fedseal.attacks.spectrum import largest_gap, spectrum
 from fedseal.core.attack import ATTACKS, Budget
+from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, Update
+from fedseal.data.registry import DATASETS
 from fedseal.models.gates import linear_gates
+from fedseal.models.registry import build_model
 
 SHAPE = (3, 32, 32)
 
@@ -167,3 +171,18 @@ def test_a_gradient_s_parts_are_those_of_its_decomposition():
         assert found.clear
         assert torch.allclose((found.left * found.values) @ found.right, matrix, atol=1e-12)
         assert torch.allclose(found.values, torch.linalg.svdvals(matrix)[:3])
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("seed", [0, 1])
+def test_twelve_photographs_of_cifar_come_out_exactly_in_single_precision(shared: Path, seed: int):
+    data = DATASETS.build("cifar10", data_root=shared / "data")
+    usual = Normalisation((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616))
+    model = build_model("mlp:width=512", input_shape=SHAPE, num_classes=10, seed=seed)
+    batch = data.batch(torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:12])
+    sent = gradient(model, usual(batch.images))
+    known = Knowledge(SHAPE, 10, batch_size=12, normalisation=usual)
+    found = ATTACKS.build("spear").run(Observation(model, Update(sent, "gradient"), known), Budget(), seed)
+    assert error(found.images, batch.images) < 1e-4
+    assert found.objective == 0
+    assert "exact: certificate 1" in " ".join(found.notes)
