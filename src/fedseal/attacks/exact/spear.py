@@ -2,8 +2,9 @@
 
 The weight's gradient is G = D X^T, D the loss' derivatives by the layer's outputs and X its inputs. Its rank is the
 number of samples, which need not be known. Behind ReLU the columns of D are sparse, and that alone tells them apart
-from their mixtures: directions are sought that are orthogonal to many rows of the singular vectors. Whether the outcome is exact is known without the truth: a derivative must be there exactly where the claimed
-input fires the unit. Labels are not needed.
+from their mixtures: directions are sought that are orthogonal to many rows of the singular vectors. Whether the outcome
+is exact is known without the truth: a derivative must be there exactly where the claimed input fires the unit. Labels
+are not needed.
 
 Equations: G = U S V^T, D = U Q, X^T = Q^-1 S V^T, Q d = U^T h with h the bias' gradient (Dimitrov et al. 2024, Sec. 3).
 
@@ -11,10 +12,10 @@ Threat model: passive server.
 
 Departures: directions are first sought by reweighted least squares from random starts, then by the paper's draws of
 rows: photographs fire much the same units, and of twelve of CIFAR-10 200,000 draws did not tell all apart, where the
-descent does in half a second; zeros are told by the noise that is left beside the rank, row by row, not by constants; rows that sparse
-directions vanish on are drawn more often, which finds batches whose samples fire alike; members of a basis are
-exchanged for other directions as long as the certificate grows. Where the batch cannot be taken apart, the rows of
-single units are read as `first-layer` does.
+descent does in half a second; zeros are told by the noise that is left beside the rank, row by row, not by constants;
+rows that sparse directions vanish on are drawn more often, which finds batches whose samples fire alike; members of a
+basis are exchanged for other directions as long as the certificate grows. Where the batch cannot be taken apart, the
+rows of single units are read as `first-layer` does.
 
 Cost: a second for what the descent finds, to B = 12 at least; where it does not, about 2^(B - 1) draws of B - 1 rows, B
 the batch size, each a small linear system.
