@@ -130,7 +130,7 @@ def _sparse_directions(found: Spectrum, draws: int, generator: torch.Generator) 
 def _descended(rows: Tensor, generator: torch.Generator) -> Tensor:
     """Return directions [k, B] that vanish on many of the rows [m, B], each from a random start."""
     rank = rows.shape[1]
-    directions = torch.randn(_STARTS, rank, generator=generator, dtype=torch.float64).to(rows)
+    directions: Tensor = torch.randn(_STARTS, rank, generator=generator, dtype=torch.float64).to(rows)
     directions = directions / directions.norm(dim=1, keepdim=True)
     outer = (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1)
     usual = float(rows.square().mean().sqrt())  # of an entry of rows @ direction
