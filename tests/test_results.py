@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {"README", "auto", "claims", "tables", "text"}
-"""The index, a page that a benchmark writes, the ledger of claims, and one that waits for the rest of its runs."""
+OTHERS = {"README", "auto", "claims", "modern", "priors", "tables", "text"}
+"""The index, pages that benchmarks write, the ledger of claims, and those that wait for the rest of their runs."""
 MADE = re.compile(r"Made from commit `([0-9a-f]{40})` \(`src/fedseal`: tree `([0-9a-f]{40})`\)")
 
 
