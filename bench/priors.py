@@ -336,6 +336,7 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
     ]
     missing = [str(row) for row in every_row() if str(row) not in shown]
     refused = [f"{name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
+    lines += ["", *(f"Of {name}: {row['note']}" for name, row in shown.items() if "note" in row)]
     lines += ["", "Reliably more than `tv` finds: " + ("; ".join(better) if better else "none") + "."]
     lines += [
         "",
