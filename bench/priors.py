@@ -340,7 +340,7 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
     lines += ["", "Reliably more than `tv` finds: " + ("; ".join(better) if better else "none") + "."]
     lines += [
         "",
-        f"Nearer by PSNR, yet fewer originals singled out, as what is smoothed: {'; '.join(blurred)}.",
+        f"Nearer by PSNR, yet fewer originals are singled out: {'; '.join(blurred)}.",
     ] * bool(blurred)
     lines += ["", f"Not run, so nothing is claimed of: {', '.join(missing)}."] if missing else []
     lines += ["", "Refused: " + "; ".join(refused)] if refused else []
