@@ -48,6 +48,7 @@ ON_TEXT = {"dager", "lamp", "lora", "tag", "words"}
 ELSEWHERE = {
     "fedleak-tuned": "`fedleak` with other numbers: test_matching_fidelity.py",
     "fedleak-paper": "`fedleak` with other numbers, too slow for a small budget: test_matching_fidelity.py",
+    "patches": "names public patches in what a transformer saw, rebuilds nothing: tests/attacks/test_patches.py",
     "tableak": "rebuilds records, not images: tests/attacks/test_tables.py",
     "seer": "its model is trained for minutes; tests/attacks/test_seer.py holds it to what is here",
 }
