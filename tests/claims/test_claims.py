@@ -386,3 +386,10 @@ def test_a_gain_is_over_guesses_an_attacker_can_make() -> None:
     )
     assert METRICS["gain"](record.model_copy(update={"label_accuracy": 1.0})) == pytest.approx(2.0)
     assert METRICS["gain"](record.model_copy(update={"label_accuracy": 0.0})) == pytest.approx(3.0)
+
+
+def test_a_share_near_one_has_the_interval_of_a_share() -> None:
+    found = [Sample("ig", seed, unit, float((seed, unit) != (3, 0))) for seed in range(5) for unit in range(2)]
+    assert 0.5 < Samples(found, shares=True).mean("ig").low < 0.9
+    assert Samples(found, shares=True).mean("ig").high <= 1
+    assert Over(over=0.1, of=("ig",)).decide(Samples(found, shares=True)).standing is Standing.REPRODUCED

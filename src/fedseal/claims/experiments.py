@@ -80,6 +80,8 @@ METRICS: dict[str, Callable[[TrialRecord], float | None]] = {
 """Of one trial: means over its images. Any other name is a metric that the scenario asks for."""
 _LOWER_IS_MORE = {"mse", "lpips"}
 """Metrics that are low where much was recovered."""
+_SHARES = {"singled out"}
+"""Metrics that count successes."""
 
 
 def _audited(check: Check, values: dict[str, Any], place: Place) -> Evidence:
@@ -114,7 +116,7 @@ def _of_audit(run: Run, check: Check, metric: str, names: dict[str, str]) -> Sam
     strongest = (
         max(c.values(), key=lambda samples: sign * fmean(one.value for one in samples)) for c in found.values()
     )
-    return Samples(one for samples in strongest for one in samples)
+    return Samples((one for samples in strongest for one in samples), shares=metric in _SHARES)
 
 
 def _value(record: TrialRecord, metric: str) -> float | None:

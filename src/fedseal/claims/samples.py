@@ -8,6 +8,7 @@ from statistics import fmean
 
 from fedseal.core.errors import InputError
 from fedseal.metrics.intervals import Interval, nested_mean
+from fedseal.metrics.shares import clustered_share
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,11 @@ class Samples:
 
     Args:
         found: in any order; a unit has one value per arm.
+        shares: whether values are shares of successes, whose interval is another than that of a mean.
     """
 
-    def __init__(self, found: Iterable[Sample]) -> None:
+    def __init__(self, found: Iterable[Sample], *, shares: bool = False) -> None:
+        self._shares = shares
         self._arms: dict[str, dict[int, dict[int, float]]] = {}
         for one in found:
             self._arms.setdefault(one.arm, {}).setdefault(one.group, {})[one.unit] = one.value
@@ -46,7 +49,8 @@ class Samples:
 
     def mean(self, arm: str, *, level: float = 0.95) -> Interval:
         """Return an arm's mean over its groups."""
-        return nested_mean([list(units.values()) for units in self._of(arm).values()], level=level)
+        groups = [list(units.values()) for units in self._of(arm).values()]
+        return clustered_share(groups, level=level, exact=True) if self._shares else nested_mean(groups, level=level)
 
     def difference(self, first: str, second: str, *, level: float = 0.95) -> Interval:
         """Return the mean of `first - second`: unit by unit where both have it, else mean by mean of a group."""
