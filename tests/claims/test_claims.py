@@ -285,8 +285,9 @@ def test_missing_data_and_missing_methods_are_named(tmp_path: Path):
     absent = planted().model_copy(update={"data": ("cifar100",)})
     (outcome,) = run_claims([absent], Place(tmp_path))
     assert outcome.reason.startswith("needs cifar100: ")
-    (outcome,) = run_claims([declared()["A2"]], Place(tmp_path))
-    assert (outcome.standing, outcome.reason) == (Standing.UNDECIDED, "needs GRNN")
+    claim = declared()["L5"]
+    (outcome,) = run_claims([claim], Place(tmp_path))
+    assert (outcome.standing, outcome.reason) == (Standing.UNDECIDED, f"needs {claim.needs}")
 
 
 def test_trainings_are_compared_by_seed(tmp_path: Path):
