@@ -331,9 +331,9 @@ def test_measurements_yield_their_arms(tmp_path: Path):
 
 
 def test_an_outcome_under_another_declaration_is_out_of_date(tmp_path: Path):
-    claim = declared()["A2"]
+    claim = declared()["L5"]
     (outcome,) = run_claims([claim], Place(tmp_path))
-    assert standing_words(claim, outcome) == "undecided: needs GRNN"
+    assert standing_words(claim, outcome) == f"undecided: needs {claim.needs}"
     assert standing_words(claim.model_copy(update={"where": "else"}), outcome) == STALE
 
 
@@ -374,9 +374,9 @@ def test_the_command_prints_runs_shows_and_writes(
         return " ".join("".join(capsys.readouterr()).split())
 
     assert "54 claims: 54 not run." in fedseal()
-    assert "undecided: needs GRNN" in fedseal("run", "A2")
+    assert "undecided: needs a judge" in fedseal("run", "L5")
     assert "54 claims: 53 not run, 1 undecided." in fedseal()
-    assert "stands: undecided: needs GRNN" in fedseal("show", "a2")
+    assert "stands: undecided: needs a judge" in fedseal("show", "l5")
     assert "wrote pages/claims.md" in fedseal("write", "pages")
 
 
