@@ -40,6 +40,15 @@ def advise(
 
     Returns:
         The advice: `paragraph` says it, `recommended` is the defence's spec, None where nothing is within the limits.
+
+    Example:
+        >>> import fedseal, tempfile
+        >>> advice = fedseal.advise(  # a single round teaches nothing, so nothing can be advised
+        ...     data="faces:size=8", model="mlp:width=8", clients=2, federation={"rounds": 1}, targets=1, readings=1,
+        ...     defences="gaussian:sigma=9", attacks="first-layer", trials=1, seeds=1, out=tempfile.mkdtemp(),
+        ... )
+        >>> advice.recommended is None, advice.paragraph.split(".")[0]
+        (True, 'No defence can be recommended')
     """
     return run_advice(
         configure(scenario, AdviceScenario, values, command="advise"),
