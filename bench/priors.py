@@ -307,7 +307,7 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
         "processor seconds for each target, and iterations; below it the difference to `tv`, paired over targets,",
         "with its 95 % interval. *Ideal* is what the update holds, read on the first target with a Gaussian prior;",
         f"*guess* is the mean public image. The priors ([docs](../priors.md)) were trained on {PUBLIC:,} public",
-        "CIFAR-10 images, half a minute to two minutes of one core each, which is not in the time; nor is it that",
+        "CIFAR-10 images, 15 to 62 s of one core each (`gan` was not trained), which is not in the time; nor that",
         "`denoised` attacks 24 shadow targets first and learns from them; the denoiser it begins with has seen some of",
         "their images. Weights were chosen on shadows that no prior was trained on. Labels are given. Of `none` and",
         "plain noise nothing can be simulated; other defences are simulated by the attacker. Budgets are small, and",
