@@ -27,21 +27,20 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedseal.attacks.labels import LabelGuess
 from fedseal.attacks.matching.adam import Adam
 from fedseal.attacks.matching.derivatives import choose_derivatives
 from fedseal.attacks.matching.descent import Descent, Surroundings
-from fedseal.attacks.matching.engine import MatchingAttack, best_lane
+from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.evolution import Evolution
 from fedseal.attacks.matching.latents import Latents, ScalarDivergence, Weights
 from fedseal.attacks.matching.objectives import Cosine, LayerMean
+from fedseal.attacks.matching.outcome import Outcome
 from fedseal.attacks.matching.parameterisation import Parameterisation
 from fedseal.attacks.matching.priors import Priors
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.attacks.matching.recipe import Recipe
-from fedseal.attacks.matching.roster import Solution
-from fedseal.attacks.matching.surroundings import Trace, to_images
+from fedseal.attacks.matching.surroundings import to_images
 from fedseal.attacks.reading import image_count, input_normalisation
 from fedseal.core.attack import ATTACKS, Budget, Listener
 from fedseal.core.errors import UsageError
@@ -192,40 +191,27 @@ class GradientInversionAlternativeSpaces(GenerativeAttack):
             listener(1.0, torch.stack([one.images for one in found]))
         return found
 
-    def _collect(
-        self,
-        problem: MatchingProblem,
-        observation: Observation,
-        solution: Solution,
-        trace: Trace,
-        first_lane: int,
-        restarts: int,
-        guess: LabelGuess | None,
-        seconds: float,
-    ) -> Reconstruction:
-        first = super()._collect(problem, observation, solution, trace, first_lane, restarts, guess, seconds)
-        steps = int(self.weights_share * max(step for step, _ in first.trace))
-        prior = self._prior(observation.knowledge)
+    def _finish(self, outcome: Outcome, found: Reconstruction) -> Reconstruction:
+        """Move the generator's weights behind the latents that were chosen."""
+        steps = int(self.weights_share * max(step for step, _ in found.trace))
+        prior = self._prior(outcome.observation.knowledge)
         if not steps or prior is None:
-            return first
-        best, _ = best_lane(solution, first_lane, restarts)
-        latents = solution.z[best, : problem.parameterisation.size].detach().reshape(problem.batch, -1)
-        second = self._problem(observation, prior)
-        second.parameterisation = Weights(
-            problem.parameterisation.shape, input_normalisation(observation), prior, latents
-        )
-        tail = solution.z[best, problem.parameterisation.size :].detach()
-        z = torch.cat([second.parameterisation.start(torch.Generator()).to(tail), tail])[None]
-        lanes = solution.lanes.pick(torch.tensor([best], device=tail.device))
+            return found
+        first = outcome.problem.parameterisation
+        latents = outcome.z[: first.size].reshape(outcome.problem.batch, -1)
+        problem = self._problem(outcome.observation, prior)
+        problem.parameterisation = Weights(first.shape, input_normalisation(outcome.observation), prior, latents)
+        tail = outcome.z[first.size :]
+        z = torch.cat([problem.parameterisation.start(torch.Generator()).to(tail), tail])[None]
         descent = Descent(Adam(), lr=self.weights_lr, schedule="cosine")
-        evaluate = choose_derivatives(second, self.second_order, z, lanes)
-        moved = descent.minimise(evaluate, z, lanes, steps, Surroundings(_unheard, steps, [torch.Generator()]))
-        before = float(evaluate(z, lanes).values[0])
+        evaluate = choose_derivatives(problem, self.second_order, z, outcome.lane)
+        moved = descent.minimise(evaluate, z, outcome.lane, steps, Surroundings(_unheard, steps, [torch.Generator()]))
+        before = float(evaluate(z, outcome.lane).values[0])
         after = float(moved.values[0])
-        said = (*first.notes, f"moving the generator's weights took the objective from {before:.3g} to {after:.3g}")
+        said = (*found.notes, f"moving the generator's weights took the objective from {before:.3g} to {after:.3g}")
         if not after < before:
-            return replace(first, notes=said)
-        return replace(first, images=to_images(second, moved.z[0]), objective=after, notes=said)
+            return replace(found, notes=said)
+        return replace(found, images=to_images(problem, moved.z[0]), objective=after, notes=said)
 
 
 def _unheard(step: int, values: Tensor, z: Tensor) -> None:

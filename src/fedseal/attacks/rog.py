@@ -26,7 +26,6 @@ from torch import Tensor
 
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.ggl import Preset
-from fedseal.attacks.labels import LabelGuess
 from fedseal.attacks.matching.adam import Adam
 from fedseal.attacks.matching.derivatives import choose_derivatives
 from fedseal.attacks.matching.descent import Descent
@@ -34,11 +33,10 @@ from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.latents import Upsampled
 from fedseal.attacks.matching.objectives import SquaredError
+from fedseal.attacks.matching.outcome import Outcome
 from fedseal.attacks.matching.parameterisation import Parameterisation
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.attacks.matching.recipe import Recipe
-from fedseal.attacks.matching.roster import Solution
-from fedseal.attacks.matching.surroundings import Trace
 from fedseal.attacks.reading import image_count, input_normalisation
 from fedseal.core.attack import ATTACKS
 from fedseal.core.errors import UsageError
@@ -103,23 +101,13 @@ class ObfuscatedGradients(MatchingAttack):
     ) -> Evaluate:
         return choose_derivatives(problem, self.second_order, z, lanes)
 
-    def _collect(
-        self,
-        problem: MatchingProblem,
-        observation: Observation,
-        solution: Solution,
-        trace: Trace,
-        first_lane: int,
-        restarts: int,
-        guess: LabelGuess | None,
-        seconds: float,
-    ) -> Reconstruction:
-        raw = super()._collect(problem, observation, solution, trace, first_lane, restarts, guess, seconds)
-        prior = self._prior(observation.knowledge)
+    def _finish(self, outcome: Outcome, found: Reconstruction) -> Reconstruction:
+        """Denoise the images."""
+        prior = self._prior(outcome.observation.knowledge)
         if prior is None:
-            return raw
-        images = prior.denoise(raw.images, self.sigma)
-        mismatch = Mismatch(observation)
-        before, after = mismatch(raw.images, raw.labels), mismatch(images, raw.labels)
+            return found
+        images = prior.denoise(found.images, self.sigma)
+        mismatch = Mismatch(outcome.observation)
+        before, after = mismatch(found.images, found.labels), mismatch(images, found.labels)
         said = f"post-processed: 1 - cos to the update is {after:.3f}, {before:.3f} for the raw images (`rog:prior=tv`)"
-        return replace(raw, images=images, notes=(*raw.notes, said))
+        return replace(found, images=images, notes=(*found.notes, said))

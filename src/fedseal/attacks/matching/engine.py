@@ -20,13 +20,13 @@ from fedseal.attacks.matching.evaluation import Evaluate
 from fedseal.attacks.matching.groups import GroupConsistency
 from fedseal.attacks.matching.latents import GaussianLatents, Latents
 from fedseal.attacks.matching.lbfgs import LBFGS
+from fedseal.attacks.matching.outcome import Outcome
 from fedseal.attacks.matching.parameterisation import DeepImagePrior, Parameterisation, Pixels
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.attacks.matching.pull import EVERY, Pull
 from fedseal.attacks.matching.recipe import LocalSteps, Recipe
-from fedseal.attacks.matching.roster import Solution
-from fedseal.attacks.matching.surroundings import Box, Relabel, Trace, median_filter, to_images
-from fedseal.attacks.matching.threat import known_statistics, remarks, surrogate_for, unrolled
+from fedseal.attacks.matching.surroundings import Box, Relabel, Trace
+from fedseal.attacks.matching.threat import known_statistics, surrogate_for, unrolled
 from fedseal.attacks.matching.weighing import weigh
 from fedseal.attacks.reading import (
     attack_model,
@@ -38,7 +38,7 @@ from fedseal.attacks.reading import (
 )
 from fedseal.core.attack import Attack, Budget, Foreknowledge, Listener
 from fedseal.core.caveat import Caveat
-from fedseal.core.errors import InputError, TrialError, UsageError
+from fedseal.core.errors import InputError, UsageError
 from fedseal.core.knowledge import CROSS_ENTROPY, Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.ranges import Amount, Count, Weight
@@ -199,10 +199,11 @@ class MatchingAttack(Attack):
             ),
         )
         seconds = (time.perf_counter() - started) / len(observations)
-        found = [
-            self._collect(problem, observation, solution, trace, target * restarts, restarts, guess, seconds)
-            for target, (observation, guess) in enumerate(zip(observations, guesses, strict=True))
+        ends = [
+            Outcome.choose(problem, observation, guess, solution, trace, range(first, first + restarts))
+            for first, observation, guess in zip(range(0, len(runs), restarts), observations, guesses, strict=True)
         ]
+        found = [self._finish(end, end.answer(self.local_steps, recipe.median, seconds)) for end in ends]
         said = () if prior is None else (f"a {prior.kind} prior from {prior.origin.words}",)
         return [replace(one, notes=(*one.notes, *weighed.notes, *said)) for one in found]
 
@@ -286,40 +287,9 @@ class MatchingAttack(Attack):
         shape = problem.parameterisation.shape
         return GroupConsistency(evaluate, recipe.group_weight, recipe.consensus, restarts, shape)
 
-    def _collect(
-        self,
-        problem: MatchingProblem,
-        observation: Observation,
-        solution: Solution,
-        trace: Trace,
-        first_lane: int,
-        restarts: int,
-        guess: LabelGuess | None,
-        seconds: float,
-    ) -> Reconstruction:
-        """Choose the restart with the least objective; diverged ones are discarded and counted."""
-        best, finite = best_lane(solution, first_lane, restarts)
-        notes = (*(guess.notes if guess is not None else ()), *remarks(observation, self.local_steps))
-        if not bool(finite.all()):
-            notes = (*notes, f"{restarts - int(finite.sum())} of {restarts} starts diverged and were discarded")
-        if (alpha := problem.alpha(solution.z[best])) is not None:
-            notes = (
-                *notes,
-                f"the gradient is matched {float(alpha):.2f} of the way from the model sent to the one returned",
-            )
-        if problem.priors.activation and not problem.passes_activations(solution.z[best]):
-            notes = (*notes, "the model has no activations we know: the penalty on them is left out")
-        images = to_images(problem, solution.z[best].detach())
-        labels = solution.lanes.labels
-        median = self.recipe().median
-        return Reconstruction(
-            median_filter(images, median) if median else images,
-            problem.training_loss.read(problem.label_logits(solution.z[best])) if labels is None else labels[best],
-            float(solution.values[best]),
-            trace.of_lane(best),
-            seconds,
-            notes,
-        )
+    def _finish(self, outcome: Outcome, found: Reconstruction) -> Reconstruction:
+        """Return what is made of a target's answer: nothing more, unless a member of the family says so."""
+        return found
 
     def _parameterisation(self, observation: Observation, recipe: Recipe, prior: Prior | None) -> Parameterisation:
         """Return what is searched in: pixels, latents of a learned prior, or an untrained generator's weights."""
@@ -336,14 +306,3 @@ class MatchingAttack(Attack):
             return torch.randn(size, generator=source) if recipe.start == "normal" else torch.zeros(size)
 
         return Pixels(shape, draw)
-
-
-def best_lane(solution: Solution, first: int, restarts: int) -> tuple[int, Tensor]:
-    """Return the lane with the least objective among a target's `restarts` from `first` on, and which are finite."""
-    own = solution.values[first : first + restarts]
-    finite = torch.isfinite(own)
-    if not bool(finite.any()):
-        raise TrialError(
-            f"all {restarts} start(s) of the attack diverged.", hint="Lower its learning rate, or add restarts."
-        )
-    return first + int(own.where(finite, own.new_full((), float("inf"))).argmin()), finite
