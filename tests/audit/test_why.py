@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,8 @@ from fedseal.core.seeds import generator
 from fedseal.federation.client import RoundConfig, client_round, set_mode
 from fedseal.metrics.intervals import Interval
 from fedseal.report.html import render_html
+from fedseal.report.junit import render_junit
+from fedseal.report.machine import render_json
 from fedseal.report.terminal import render_terminal
 from fedseal.store.records import TrialRecord
 
@@ -186,6 +189,9 @@ def test_an_audit_that_stopped_early_is_told_so_in_its_cell_and_by_the_command(r
     assert shown.exit_code == 0, shown.output
     assert "still falling" in shown.output
     assert "was still falling" in render_html(run)
+    assert "why: the objective was still falling" in render_junit(run, None)
+    (written,) = json.loads(render_json(run))["cells"]
+    assert written["why"][0]["topic"] == "iterations"
     assert "was still falling" in " ".join(str(part) for part in render_terminal(run).renderables)  # type: ignore[union-attr]
 
 

@@ -27,7 +27,7 @@ TOP = {
 CELL = {
     "scenario", "defence", "attack", "aware", "level", "psnr", "best_psnr", "ssim", "lpips", "max_psnr", "baseline",
     "baseline_psnr", "excess", "ok", "failed", "refused", "keys", "command", "state", "decided_by", "leaks",
-    "attack_failed", "singled_out", "victims", "labels",
+    "attack_failed", "singled_out", "victims", "labels", "why",
 }  # fmt: skip
 
 

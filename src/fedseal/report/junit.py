@@ -14,6 +14,7 @@ from fedseal.audit.cells import Cell
 from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
+from fedseal.audit.why import reasons
 from fedseal.report.commands import cell_command, find_scenario
 from fedseal.report.matrix import matrices
 from fedseal.report.words import attacker, ideal_words, label_words, number, plural, printable, span
@@ -75,7 +76,8 @@ def _add_case(
     elif cell.state is not None and not cell.state.settled:
         _add(case, "skipped", f"{cell.state.words}: {STATE_WORDS[cell.state]}")
     output = ElementTree.SubElement(case, "system-out")
-    output.text = printable("\n".join([*_scores(cell), f"reproduce: {cell_command(run, cell)}"]))
+    failed = [f"why: {found.text} {found.advice}" for found in reasons(cell)]
+    output.text = printable("\n".join([*_scores(cell), *failed, f"reproduce: {cell_command(run, cell)}"]))
 
 
 def _add(case: ElementTree.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:

@@ -16,6 +16,7 @@ from fedseal.audit.cells import Cell, Ideal, Row, Standing
 from fedseal.audit.comparison import Comparison, RowChange
 from fedseal.audit.evidence import Victims
 from fedseal.audit.run import Run
+from fedseal.audit.why import reasons
 from fedseal.metrics.intervals import Interval
 from fedseal.metrics.picked import Picked
 from fedseal.report.commands import cell_command
@@ -148,6 +149,7 @@ def _cell(run: Run, cell: Cell) -> dict[str, Any]:
         "ok": len(cell.succeeded),
         "failed": len(cell.failed),
         "refused": None if refused is None else refused.message,
+        "why": [found.model_dump(mode="json") for found in reasons(cell)],
         "keys": [record.key for record in cell.records],
         "command": cell_command(run, cell),
     }
