@@ -18,6 +18,7 @@ from fedseal.audit.exchange import Exchange, TargetStreams, first_round
 from fedseal.core.attack import ATTACKS, Attack, Budget
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.defence import Defence, RoundShape
+from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
@@ -328,3 +329,62 @@ def test_suppressed_clients_stay_silent_over_local_steps() -> None:
     own = alone.ask([federation.model]).update.tensors
     for tensor in observation.memory.names:  # type: ignore[attr-defined]
         assert float((2 * observation.update.tensors[tensor] - own[tensor]).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("pool", ["token", "mean"])
+def test_peftleak_reads_every_patch_that_is_alone_in_its_bin(pool: str) -> None:
+    federation = Federation(net(f"vit-tiny:width=48,heads=2,depth=3,adapters=72,pool={pool}"), batch=3, seed=1)
+    attack = ATTACKS.build("peftleak")
+    observation = federation.provoke(attack)
+    sent = {name: p for name, p in observation.model.named_parameters() if p.requires_grad}
+    assert all(".adapter." in name or name.startswith("head.") for name in sent)
+    assert set(observation.update.tensors) == set(sent)  # nothing of the frozen part travels
+    found = attack.run(observation)
+    cut = [images.unfold(2, 4, 4).unfold(3, 4, 4) for images in (federation.images, found.images)]
+    true, read = (part.permute(2, 3, 0, 1, 4, 5).flatten(0, 1).flatten(2) for part in cut)  # [patches, images, values]
+    alone = _alone_in_bins_of_adapters(observation, federation.images)
+    assert sum(map(len, alone)) >= 9  # else nothing is tested
+    for place, images in enumerate(alone):
+        near = (true[place, :, None] - read[place, None]).abs().amax(2).amin(1)
+        assert all(float(near[image]) < 1e-6 for image in images)
+
+
+def _alone_in_bins_of_adapters(observation: Observation, images: Tensor) -> list[list[int]]:
+    """Return for each patch which images share its bin with none, from the weights that were sent."""
+    model, memory = observation.model, observation.memory
+    tokens = model.tokens(images)  # type: ignore[operator]
+    alone: list[list[int]] = [[] for _ in memory.places]  # type: ignore[attr-defined]
+    for block in model.blocks:  # type: ignore[union-attr]
+        fed = block.mlp(block.norm2(tokens + block.attention(block.norm1(tokens))))
+        for place in memory.places:  # type: ignore[attr-defined]
+            if block is model.blocks[place.block]:  # type: ignore[index]
+                own = fed[:, place.patch + fed.shape[1] - 9]
+                bins = (block.adapter.down(own)[:, place.rows] > 0).sum(1).tolist()
+                alone[place.patch] = [image for image, bin_ in enumerate(bins) if bins.count(bin_) == 1]
+        tokens = block(tokens)
+    return alone
+
+
+def test_one_image_behind_adapters_comes_back_whole_and_few_rows_read_its_middle() -> None:
+    federation = Federation(net("vit-tiny:width=48,heads=2,depth=2,adapters=12"), batch=1)
+    attack = ATTACKS.build("peftleak")
+    assert recovered(attack.run(federation.provoke(attack)).images, federation.images) == [0]
+    few = Federation(net("vit-tiny:width=48,heads=2,depth=2,adapters=4"), batch=1)
+    found = attack.run(few.provoke(attack)).images
+    middle = (found - few.images)[0, 0, 4:8, 4:8].abs()
+    assert float(middle.max()) < 1e-6
+    assert not recovered(found, few.images)
+
+
+def test_peftleak_refuses_models_it_cannot_use() -> None:
+    attack = ATTACKS.build("peftleak")
+    for model, words in (
+        ("mlp", "this model has none"),
+        ("vit-tiny:width=24,heads=3,depth=2", "this model has none"),
+        ("vit-tiny:width=24,heads=3,depth=2,adapters=8", "a token"),
+        ("vit-tiny:width=48,heads=2,depth=1,adapters=8", "no rows"),
+    ):
+        with pytest.raises(CapabilityError, match=words):
+            Federation(net(model), batch=1).provoke(attack)
+    with pytest.raises(UsageError, match="'-1'"):
+        ATTACKS.build("peftleak:bins=-1")

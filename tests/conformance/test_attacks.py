@@ -35,6 +35,7 @@ CASES = (
     AttackCase("imprint:bins=32", Home(batch_size=2)),
     AttackCase("learned:features=512", Home(data="faces:size=8")),
     AttackCase("loki:bins=32", Home(batch_size=2, clients=2)),
+    AttackCase("peftleak", Home("vit-tiny:width=32,heads=2,depth=2,adapters=16", margin=40)),
     AttackCase("retrieval", Home(data="faces:size=8", margin=0.5)),
     AttackCase("rgap", Home(SMOOTH, budget=steps(60))),
     AttackCase("rog:prior=patch,prior_steps=2,lr=0.1", Home(SMOOTH, budget=steps(60), quick=Budget(2, 1))),

@@ -35,6 +35,7 @@ from fedseal.detection.fingerprints import fingerprint, odd_ones_out
 from fedseal.detection.gradients import ratio, sample_norms
 from fedseal.detection.readings import CHECKS, MEANINGS, THRESHOLDS
 from fedseal.federation.client import sample_gradients
+from fedseal.federation.fitting import fitting_model
 from fedseal.federation.loss import cross_entropy_loss
 from fedseal.models.checkpoint import save_checkpoint
 from fedseal.models.registry import build_model
@@ -134,6 +135,47 @@ def test_honest_models_are_not_flagged_before_or_after_training(name: str) -> No
         optimiser.step()
     assert not alarms(fedseal.detect(model, batch))
     assert not alarms(fedseal.detect(model.eval(), batch))
+
+
+def test_peftleak_is_flagged_and_what_it_alters_is_not_when_it_is_honest() -> None:
+    sent, batch = attacked("peftleak:bins=8", "vit-tiny:width=48,heads=2,depth=2,adapters=64")
+    found = {reading.check: reading for reading in fedseal.detect(sent[-1][0], batch).alarms}
+    assert "identity products" in found
+    assert found["parallel rows"].value == pytest.approx(1.0)
+    assert "identity products" in alarms(fedseal.detect(sent[-1][0]))
+    honest = build_model(
+        "vit-tiny:width=48,heads=2,depth=2,adapters=64", input_shape=(1, 28, 28), num_classes=10, seed=0
+    )
+    assert not alarms(fedseal.detect(honest, batch))
+    with torch.no_grad():
+        honest.get_parameter("blocks.0.adapter.up.weight").normal_(std=0.01)
+    assert not alarms(fedseal.detect(honest, batch))
+
+
+@pytest.mark.slow  # importing peft takes seconds
+def test_fresh_lora_adapters_are_no_alarm_and_a_silenced_adapted_model_is() -> None:
+    peft = pytest.importorskip("peft")
+    data = DATASETS.build("text:notes?length=16&limit=60")
+    model = fitting_model("text-encoder:width=32", data, "cross-entropy", 0)
+    settings = peft.LoraConfig(r=4, target_modules=["query", "key", "value"], modules_to_save=["head"])
+    adapted = peft.get_peft_model(model, settings).base_model.model
+    batch = data.batch(torch.arange(8))
+    assert not alarms(fedseal.detect(adapted, batch))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "head" in name:
+                parameter.zero_()
+    assert "blocked gradient" in alarms(fedseal.detect(adapted, batch))
+
+
+def test_queries_and_keys_of_one_rotated_basis_are_found() -> None:
+    drawn = torch.randn(3, 48, 48, generator=generator(0, "squares"), dtype=torch.float64)
+    basis, other, _ = (torch.linalg.qr(square).Q for square in drawn)
+    assert weights.identity_products([100 * basis, basis]) == pytest.approx(1.0)
+    assert (weights.identity_products([basis, other]) or 1) < 0.2
+    assert (weights.identity_products(list(drawn)) or 1) < 0.2
+    assert weights.identity_products([basis, torch.zeros(48, 48)]) is None
+    assert weights.identity_products([basis]) is None
 
 
 def test_a_network_that_died_in_training_is_noted_and_no_alarm() -> None:

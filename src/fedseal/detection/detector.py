@@ -121,7 +121,7 @@ def detect(
         layers = executed_layers(copy.deepcopy(model), normalisation(used.inputs))
         found += _head_readings(layers[-1])
         norms = sample_norms(model, used, normalisation)
-        first = next((layer.weight_name for layer in layers if layer.weight_name in norms.layers), None)
+        first = _first_reached(model, [layer for layer in layers if layer.weight_name in norms.layers])
         if first is not None:
             blocked = norms.blocked(first)
             died = died_at(layers) if blocked > limits["blocked gradient"] else None
@@ -135,6 +135,7 @@ def detect(
 def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
     found: list[tuple[Check, str, float | None]] = []
     for name, module in model.named_modules():
+        found.append(("identity products", name, signs.identity_products(signs.square_blocks(module))))
         rows = signs.as_rows(module)
         if rows is None:
             continue
@@ -147,6 +148,19 @@ def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
         else:
             found.append(("bare kernels", name, signs.bare_kernels(rows)))
     return found
+
+
+def _first_reached(model: nn.Module, trained: list[ExecutedLayer]) -> str | None:
+    """Return the weight of the first trained layer that a gradient should reach.
+
+    Fresh adapters end in a layer of zeros, so that they change nothing at first: no gradient reaches what is in front
+    of it. That is said of models with a frozen part alone; elsewhere zeros are no beginning.
+    """
+    adapted = any(not parameter.requires_grad for parameter in model.parameters())
+    empty = [adapted and not bool(model.get_parameter(layer.weight_name).any()) for layer in trained]
+    return next(
+        (layer.weight_name for layer, zeros in zip(trained, [*empty[1:], False], strict=False) if not zeros), None
+    )
 
 
 def _head_readings(layer: ExecutedLayer) -> list[tuple[Check, str, float | None]]:

@@ -7,15 +7,20 @@ where the layer is too small to tell.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
+
+from fedseal.core.seeds import generator
 
 _FEW_ROWS = 8
 _FEW_INPUTS = 32
 _COMPANIONS = 4
 _ROWS_AT_MOST = 1024
 _ZERO = 1e-3
+_PROBES = 16
 
 
 def parallel_rows(weight: Tensor, bias: Tensor | None) -> float | None:
@@ -78,6 +83,33 @@ def bare_kernels(weight: Tensor) -> float | None:
         return None
     largest = squares.amax(1) / energy.clamp(min=1e-300)
     return float(torch.where(energy < (_ZERO**2) * energy.max(), 1.0, largest).mean())
+
+
+def identity_products(blocks: Sequence[Tensor]) -> float | None:
+    """Return how near to a multiple of the identity A' B comes for two of the square blocks [D, D], at best.
+
+    It is asked of random vectors z, as the mean squared cosine of z and A' B z: 1 for the identity, 1 / D by chance.
+    Queries and keys of one rotated basis are found as those that are the identity themselves.
+    """
+    best: float | None = None
+    for one, other in combinations(blocks, 2):
+        if one.shape != other.shape or len(one) < _FEW_INPUTS or not (bool(one.any()) and bool(other.any())):
+            continue
+        drawn = torch.randn(len(one), _PROBES, generator=generator(0, "probes"), dtype=torch.float64)
+        cosines = nn.functional.cosine_similarity(one.double().cpu().T @ (other.double().cpu() @ drawn), drawn, dim=0)
+        value = float(cosines.square().mean())
+        best = value if best is None else max(best, value)
+    return best
+
+
+def square_blocks(module: nn.Module) -> list[Tensor]:
+    """Return the square parts [D, D] of a module's own linear layers, several stacked in one among them."""
+    found = []
+    for child in module.children():
+        layer = getattr(child, "base_layer", child)  # of one with adapters
+        if isinstance(layer, nn.Linear) and layer.out_features % layer.in_features == 0:
+            found += list(layer.weight.detach().split(layer.in_features))
+    return found
 
 
 def outsized(weight: Tensor) -> float:

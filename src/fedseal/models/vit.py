@@ -63,20 +63,44 @@ class Attention(nn.Module):
         return mixed
 
 
-class Block(nn.Module):
-    """Attention and a two-layer network, each behind a layer normalisation and beside a shortcut."""
+class Adapter(nn.Module):
+    """A bottleneck beside a shortcut (Houlsby et al., ICML 2019): what is trained of a model that stays as it is."""
 
-    def __init__(self, width: Width, heads: int) -> None:
+    def __init__(self, width: Width, rank: Width) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, rank)
+        self.up = nn.Linear(rank, width)
+        with torch.no_grad():
+            self.up.weight.zero_()  # so that it changes nothing at first
+            self.up.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens [B, T, width] to tokens of the same shape."""
+        moved: Tensor = x + self.up(self.down(x).relu())
+        return moved
+
+
+class Block(nn.Module):
+    """Attention and a two-layer network, each behind a layer normalisation and beside a shortcut.
+
+    Args:
+        width: of a token.
+        heads: of attention.
+        rank: of an adapter behind the two-layer network; 0 for none.
+    """
+
+    def __init__(self, width: Width, heads: int, rank: int = 0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.adapter = Adapter(width, rank) if rank else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [B, T, width] to tokens of the same shape."""
         x = x + self.attention(self.norm1(x))
-        result: Tensor = x + self.mlp(self.norm2(x))
+        result: Tensor = x + self.adapter(self.mlp(self.norm2(x)))
         return result
 
 
@@ -92,15 +116,21 @@ class VisionTransformer(nn.Module):
         depth: Layers,
         heads: int,
         pool: Pool,
+        adapters: int = 0,
     ) -> None:
         super().__init__()
+        if adapters < 0:
+            raise UsageError(f"adapters cannot have {adapters} ranks.", hint="Use `adapters=16`, or 0 for none.")
         if heads < 1 or width % heads:
             raise UsageError(f"a width of {width} cannot be shared by {heads} heads.", hint="heads must divide width.")
         self.pool = pool
         self.tokens = PatchTokens(input_shape, patch, width, pool)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads, adapters) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
+        if adapters:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(".adapter." in name or name.startswith("head."))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [B, C, H, W] to logits [B, num_classes]."""
@@ -118,7 +148,10 @@ def vit_tiny(
     heads: int = 3,
     patch: int = 4,
     pool: Pool = "token",
+    adapters: int = 0,
 ) -> nn.Module:
-    """Build a vision transformer of `depth` blocks with `width` features per token."""
-    model = VisionTransformer(input_shape, num_classes, patch, width, depth, heads, pool)
-    return model
+    """Build a vision transformer of `depth` blocks with `width` features per token.
+
+    With `adapters`, their rank, only they and the head are trained and sent: the rest stays as it was received.
+    """
+    return VisionTransformer(input_shape, num_classes, patch, width, depth, heads, pool, adapters)
