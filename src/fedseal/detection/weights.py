@@ -108,7 +108,7 @@ def square_blocks(module: nn.Module) -> list[Tensor]:
     for child in module.children():
         layer = getattr(child, "base_layer", child)  # of one with adapters
         if isinstance(layer, nn.Linear) and layer.out_features % layer.in_features == 0:
-            found += list(layer.weight.detach().split(layer.in_features))
+            found += list(torch.split(layer.weight.detach(), layer.in_features))
     return found
 
 

@@ -40,7 +40,15 @@ from fedseal.attacks.active.server import (
     public_inputs,
     recall,
 )
-from fedseal.attacks.active.transparent import Place, Room, furnish, make_transparent, set_bins
+from fedseal.attacks.active.transparent import (
+    Place,
+    Room,
+    adapters_of,
+    blocks_of,
+    furnish,
+    make_transparent,
+    set_bins,
+)
 from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
@@ -49,7 +57,8 @@ from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
-from fedseal.models.vit import Adapter, VisionTransformer
+from fedseal.core.tensors import Tensors
+from fedseal.models.vit import VisionTransformer
 
 _PUBLIC = 512
 """Public images that bins are set by, at most."""
@@ -95,9 +104,8 @@ class PeftLeakAttack(ReadingAttack):
         self.check_knowledge(knowledge)
         public = public_inputs(self.name, knowledge)[:_PUBLIC]
         sent = copy.deepcopy(victim).double().cpu()
-        attention, project = sent.blocks[0].attention, sent.tokens.project
-        channels, side = project.in_channels, int(project.kernel_size[0])
-        room = furnish(sent.head.in_features, int(attention.heads), channels * side**2)  # type: ignore[arg-type]
+        channels, side = sent.tokens.project.in_channels, int(sent.tokens.project.kernel_size[0])
+        room = furnish(sent.head.in_features, blocks_of(sent)[0].attention.heads, channels * side**2)
         make_transparent(sent, room, seed)
         places = self._places(sent, knowledge.image_shape, side)
         set_bins(sent, room, places, public)
@@ -110,17 +118,17 @@ class PeftLeakAttack(ReadingAttack):
     def _places(self, model: VisionTransformer, shape: tuple[int, int, int], side: int) -> list[Place]:
         """Return what the rows of all usable adapters are for: the patches in the middle first."""
         across, down = shape[2] // side, shape[1] // side
-        ranks = [block.adapter.down.out_features for block in model.blocks]  # type: ignore[union-attr]
+        ranks = [adapter.down.out_features for adapter in adapters_of(model)]
         if model.tokens.token is not None:
             ranks = ranks[:-1]  # behind the attention that mixes
-        bins = self._bins or _most_bins([int(rank) for rank in ranks], across * down)
+        bins = self._bins or _most_bins(ranks, across * down)
         centre = torch.tensor([(down - 1) / 2, (across - 1) / 2])
         grid = torch.cartesian_prod(torch.arange(down), torch.arange(across)).view(-1, 2)
         order = (grid - centre).norm(dim=1).argsort(stable=True).tolist()
         rooms = [
             (block, slice(start, start + bins))
             for block, rank in enumerate(ranks)
-            for start in range(0, int(rank) - bins + 1, bins)
+            for start in range(0, rank - bins + 1, bins)
         ]
         if not rooms:
             raise CapabilityError(
@@ -167,7 +175,7 @@ def _most_bins(ranks: list[int], patches: int) -> int:
 
 def _adapted(model: nn.Module) -> VisionTransformer:
     """Return the model, or refuse one that has no adapters in a vision transformer of ours."""
-    if not isinstance(model, VisionTransformer) or not all(isinstance(b.adapter, Adapter) for b in model.blocks):
+    if not isinstance(model, VisionTransformer) or len(adapters_of(model)) < len(model.blocks):
         raise CapabilityError(
             "peftleak plants its bins in the adapters of a vision transformer, and this model has none.",
             hint="Audit `vit-tiny:adapters=64`; whole models are attacked by `imprint` or `cah`.",
@@ -177,16 +185,17 @@ def _adapted(model: nn.Module) -> VisionTransformer:
 
 def _slopes(model: VisionTransformer, places: list[Place], public: Tensor) -> tuple[float, ...]:
     """Return by how much each place's adapter answers more strongly than the first, from one public image."""
-    used = {place.block for place in places}
-    biases = [model.blocks[block].adapter.down.bias for block in sorted(used)]  # type: ignore[union-attr]
+    adapters = adapters_of(model)
+    used = sorted({place.block for place in places})
+    biases = [adapters[block].down.bias for block in used]
     with torch.enable_grad():
         loss = nn.functional.cross_entropy(model(public[:1]), torch.zeros(1, dtype=torch.long))
-        values = dict(zip(sorted(used), torch.autograd.grad(loss, biases), strict=True))  # type: ignore[arg-type]
+        values = dict(zip(used, torch.autograd.grad(loss, biases), strict=True))
     each = [float(values[place.block][place.rows.start]) for place in places]
     return tuple(value / each[0] if each[0] and value else 1.0 for value in each)
 
 
-def _hits(gradient: dict[str, Tensor], memory: PeftLeakMemory, place: Place, count: int) -> tuple[Tensor, Tensor]:
+def _hits(gradient: Tensors, memory: PeftLeakMemory, place: Place, count: int) -> tuple[Tensor, Tensor]:
     """Return the patches [n, P] of the bins of one place that answered, at most `count`, and how strongly each did."""
     name = f"blocks.{place.block}.adapter.down"
     rows = between_edges(gradient[f"{name}.weight"][place.rows])

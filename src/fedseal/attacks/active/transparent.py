@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedseal.core.errors import CapabilityError
 from fedseal.core.seeds import generator
-from fedseal.models.vit import Adapter, Attention, VisionTransformer
+from fedseal.models.vit import Adapter, Attention, Block, VisionTransformer
 
 _SELF = 1e5
 """Factor of the queries, by which every token attends to itself alone (PEFTLeak)."""
@@ -68,6 +68,16 @@ class Place:
     patch: int
 
 
+def blocks_of(model: VisionTransformer) -> list[Block]:
+    """Return the blocks of a transformer."""
+    return [block for block in model.blocks if isinstance(block, Block)]
+
+
+def adapters_of(model: VisionTransformer) -> list[Adapter]:
+    """Return the adapters of a transformer, one of each block that has one."""
+    return [block.adapter for block in blocks_of(model) if isinstance(block.adapter, Adapter)]
+
+
 def furnish(width: int, heads: int, values: int) -> Room:
     """Return where everything lies in a token, codes in every head; or refuse patches that are too large for it."""
     turns = torch.arange(width).view(heads, -1).T.flatten()  # one entry of each head in turn
@@ -86,21 +96,20 @@ def make_transparent(model: VisionTransformer, room: Room, seed: int) -> None:
     tokens, width = model.tokens, model.head.in_features
     project = tokens.project
     project.weight.zero_()
-    nn.init.zeros_(project.bias)  # type: ignore[arg-type]
+    assert project.bias is not None
+    nn.init.zeros_(project.bias)
     flat = project.weight.view(width, -1)
     flat[room.patch, torch.arange(len(room.patch))] = room.unit
-    first = model.blocks[0].attention
-    assert isinstance(first, Attention)
-    tokens.position.copy_(_positions(tokens.position, room, first.heads, seed))
+    blocks = blocks_of(model)
+    tokens.position.copy_(_positions(tokens.position, room, blocks[0].attention.heads, seed))
     if tokens.token is not None:
         tokens.token.zero_()
     mixes = tokens.token is not None  # the head hears one token, which must hear of the others at last
-    for number, block in enumerate(model.blocks):
-        for norm in (block.norm1, block.norm2):
-            _plain(norm)  # type: ignore[arg-type]
-        last = mixes and number == len(model.blocks) - 1
-        _attend(block.attention, None if not last else room.answer)  # type: ignore[arg-type]
-        _pass_on(block.mlp)  # type: ignore[arg-type]
+    for block in blocks:
+        _plain(block.norm1)
+        _plain(block.norm2)
+        _attend(block.attention, room.answer if mixes and block is blocks[-1] else None)
+        _pass_on(block.mlp)
     _plain(model.norm)
 
 
@@ -159,16 +168,15 @@ def set_bins(model: VisionTransformer, room: Room, places: list[Place], public: 
         places: what each adapter's rows are for.
         public: inputs [N, C, H, W].
     """
-    seen = model.blocks[0].norm2(model.tokens(public))  # what every adapter is fed, as far as they read it
+    seen: Tensor = blocks_of(model)[0].norm2(model.tokens(public))  # what every adapter is fed, as far as they read it
     first = int(model.tokens.token is not None)
     bright = torch.zeros(seen.shape[2]).to(seen)
     bright[room.patch] = 1 / len(room.patch)
     spread = float((seen @ bright).amax() - (seen @ bright).amin())
     codes = torch.zeros_like(seen[0])
     codes[:, room.codes] = seen[..., room.codes].mean(0)
-    for block in model.blocks:
-        adapter = block.adapter
-        assert isinstance(adapter, Adapter)
+    adapters = adapters_of(model)
+    for adapter in adapters:
         for tensor in (adapter.down.weight, adapter.up.weight, adapter.up.bias):
             tensor.zero_()
         adapter.down.bias.fill_(-1.0)
@@ -188,8 +196,7 @@ def set_bins(model: VisionTransformer, room: Room, places: list[Place], public: 
         bins = place.rows.stop - place.rows.start
         edges = torch.quantile(here, torch.arange(bins, dtype=here.dtype, device=here.device) / bins)
         edges[0] = here.min() - halfway[number]  # below every patch of this place, above all others
-        adapter = model.blocks[place.block].adapter
-        assert isinstance(adapter, Adapter)
+        adapter = adapters[place.block]
         adapter.down.weight[place.rows] = rows[number]
         adapter.down.bias[place.rows] = -edges
         adapter.up.weight[room.answer, place.rows] = 1.0
@@ -212,8 +219,8 @@ def _apart(measured: Tensor, own: Tensor) -> Tensor:
 
 def _set_answers(model: VisionTransformer, room: Room, public: Tensor) -> None:
     """Scale what adapters write to stay small beside the anchors, and let the head weigh it by classes."""
-    adapters = [block.adapter for block in model.blocks if isinstance(block.adapter, Adapter)]
-    fed = model.blocks[0].norm2(model.tokens(public))
+    adapters = adapters_of(model)
+    fed = blocks_of(model)[0].norm2(model.tokens(public))
     written = max(float(adapter.up(adapter.down(fed).relu()).abs().max()) for adapter in adapters)
     for adapter in adapters:
         adapter.up.weight.mul_(_ANSWER / max(written, 1e-12) / len(adapters))
