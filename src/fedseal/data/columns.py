@@ -55,6 +55,17 @@ class Column:
         numbers = torch.tensor([_number(value, self.name) for value in values], dtype=torch.float64)
         return ((numbers - self.low) / max(self.high - self.low, 1e-300)).float().unsqueeze(1)
 
+    def recoded(self, other: Column, entries: Tensor) -> Tensor:
+        """Return entries [N, width] of another column of the same name as this one encodes them."""
+        if self.categories:
+            said = other.categories or tuple(other.say(row) for row in entries)
+            places = entries.argmax(1).tolist() if other.categories else range(len(entries))
+            return self.encode([said[place] for place in places])
+        if other.categories:
+            return self.encode([other.categories[place] for place in entries.argmax(1).tolist()])
+        numbers = other.low + entries.double() * (other.high - other.low)
+        return ((numbers - self.low) / max(self.high - self.low, 1e-300)).float()
+
     def say(self, entries: Tensor) -> str:
         """Return what entries [width] stand for, as the table would have it."""
         if self.categories:

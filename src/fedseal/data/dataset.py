@@ -71,6 +71,16 @@ class Dataset(ABC):
     def subset(self, indices: Tensor) -> Self:
         """Return the data set restricted to `indices`."""
 
+    def made_like(self, first: Dataset) -> Self:
+        """Return it with inputs that mean what those of `first` do, on which a model is trained; or refuse it."""
+        if self.modality != first.modality or self.shape != first.shape or len(self.classes) != len(first.classes):
+            raise InputError(
+                f"{self.name} holds a {self.modality} of shape {list(self.shape)} per sample and {len(self.classes)} "
+                f"classes, {first.name} a {first.modality} of {list(first.shape)} and {len(first.classes)}.",
+                hint="Both must be of one kind.",
+            )
+        return self
+
     def relabelled(self, labels: Tensor, classes: tuple[str, ...]) -> Self:
         """Return it with other labels."""
         return replace(self, labels=labels, classes=classes)  # type: ignore[type-var]

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.errors import InputError
 from fedseal.core.modality import TABLE
+from fedseal.core.specs import near_matches
 from fedseal.data.columns import Columns, fit_column
 from fedseal.data.dataset import Dataset
 
@@ -68,6 +69,25 @@ class TableDataset(Dataset):
         """Return the rows at `indices` (all, if None)."""
         chosen = slice(None) if indices is None else indices
         return Batch(self.rows[chosen], self.labels[chosen], TABLE)
+
+    def made_like(self, first: Dataset) -> Self:
+        """Return the rows as `first` encodes them: its columns in its order, on its scales, with its categories."""
+        if not isinstance(first, TableDataset):
+            return super().made_like(first)
+        own = {column.name: (column, place) for column, place in self.columns.blocks()}
+        missing = next((column for column in first.columns.columns if column.name not in own), None)
+        if missing is not None:
+            raise InputError(
+                f"{self.name} has no column {missing.name!r}, which {first.name} has.",
+                hint=near_matches(missing.name, list(own)),
+            )
+        parts = [
+            wanted.recoded(own[wanted.name][0], self.rows[:, own[wanted.name][1]]) for wanted in first.columns.columns
+        ]
+        if unseen := set(self.classes) - set(first.classes):
+            raise InputError(f"{self.name} has the class {sorted(unseen)[0]!r}, which {first.name} has not.")
+        labels = torch.tensor([first.classes.index(name) for name in self.classes])[self.labels]
+        return replace(self, rows=torch.cat(parts, 1), labels=labels, classes=first.classes, columns=first.columns)
 
     def subset(self, indices: Tensor) -> Self:
         """Return the table restricted to `indices`."""

@@ -98,10 +98,4 @@ def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tupl
         test = DATASETS.build(Spec(spec.name, {**spec.options, "split": "test"}), data_root=data_root)
     else:
         train, test = split_public(train, scenario.test_fraction, seed)
-    if test.shape != train.shape or len(test.classes) != len(train.classes):
-        raise InputError(
-            f"the test set {test.name} has images {list(test.shape)} of {len(test.classes)} classes, {train.name} has "
-            f"{list(train.shape)} of {len(train.classes)}.",
-            hint="Both must be of one kind.",
-        )
-    return train, test
+    return train, test.made_like(train)

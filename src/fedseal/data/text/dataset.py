@@ -67,8 +67,22 @@ class TextDataset(Dataset):
         return self.tokeniser
 
     def probe(self) -> Tensor:
-        """Return two texts of the first tokens there are, which nobody wrote."""
-        return (torch.arange(2 * self.ids.shape[1]) % self.tokeniser.size).view(2, -1).flip(1)
+        """Return two texts of the first tokens there are, and of the last one, which nobody wrote."""
+        tried = (torch.arange(2 * self.ids.shape[1]) % self.tokeniser.size).view(2, -1).flip(1)
+        tried[1, 0] = self.tokeniser.size - 1
+        return tried
+
+    def made_like(self, first: Dataset) -> Self:
+        """Return the texts, if one tokeniser made the ids of both; ids of another mean other words."""
+        other = first.encoding
+        if isinstance(other, Tokeniser) and other.identity != self.tokeniser.identity:
+            raise InputError(
+                f"the texts of {self.name} and {first.name} were cut by two tokenisers ({self.tokeniser.describe()}; "
+                f"{other.describe()}).",
+                hint="Give both the same `tokens`, `vocabulary` and `length`, or leave `test` out: a share is held "
+                "out then.",
+            )
+        return super().made_like(first)
 
     def batch(self, indices: Tensor | None = None) -> Batch:
         """Return the texts at `indices` (all, if None)."""
