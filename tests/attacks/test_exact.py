@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedseal.attacks.exact.claims import Claims
 from fedseal.attacks.exact.separation import separate
-from fedseal.attacks.spectrum import largest_gap, spectrum
+from fedseal.attacks.spectrum import before_gap, spectrum
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import CapabilityError
@@ -157,7 +157,7 @@ def test_gates_are_found_by_how_derivatives_pass():
     ("values", "rank"), [([9.0, 5, 1e-6, 9e-7], 2), ([3.0, 2, 1], 2), ([0.0, 0], 0), ([4.0, 4], 2), ([1.0, 1e-12], 1)]
 )
 def test_the_rank_is_where_neighbours_differ_most(values: list[float], rank: int):
-    assert largest_gap(torch.tensor(values, dtype=torch.float64), 1e-8)[0] == rank
+    assert before_gap(torch.tensor(values, dtype=torch.float64), 1e-8)[0] == rank
 
 
 def test_a_gradient_s_parts_are_those_of_its_decomposition():

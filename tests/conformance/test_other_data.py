@@ -44,6 +44,7 @@ REFINED_WORDS = DefenceCase(
     strong=("refiner", "refiner:preset=fast"),
     random=True,
     stateful=("refiner:preset=fast",),
+    withholds="body.",
     ground=TEXTS,
 )
 """Refiner takes texts, but for one of its ways of working."""
@@ -53,8 +54,13 @@ def refused(name: str, ground: Ground) -> bool:
     return name in OF_PICTURES or (name in OF_NUMBERS and ground is TEXTS)
 
 
+def _on(ground: Ground, case: DefenceCase) -> DefenceCase:
+    """Return the case on a ground; of the table's eight features Soteria's estimate is as good as exact."""
+    return replace(case, ground=ground, fixed=case.strengths if case.name == "soteria" else case.fixed)
+
+
 PLAYED = [
-    pytest.param(replace(case, ground=ground), id=f"{case.name}-{ground}")
+    pytest.param(_on(ground, case), id=f"{case.name}-{ground}")
     for ground in GROUNDS
     for case in CASES
     if case.name not in NEEDS_A_FILE and not refused(case.name, ground)
@@ -78,8 +84,6 @@ def test_a_defence_of_the_update_protects_other_data_too(case: DefenceCase) -> N
 )
 @pytest.mark.parametrize("case", PLAYED)
 def test_it_keeps_the_rest_of_the_contract(case: DefenceCase, check: Check[DefenceCase]) -> None:
-    if case.name == "soteria" and check is checks.draws_fresh_noise:
-        pytest.skip("of so few features the same ones went under every seed tried")
     if (reason := check(case)) is not None:
         pytest.skip(reason)
 

@@ -17,10 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedseal.attacks.spectrum import CLEAR, largest_gap
-
-_CLEARLY, _BEYOND, _LEAST = 4.0, 16, 0.25
-"""How a gap stands out: by how much, from how many of the next ones, and the least logarithm these are taken for."""
+from fedseal.attacks.spectrum import CLEAR, before_gap
 
 
 @dataclass(frozen=True)
@@ -65,31 +62,13 @@ def span_of(gradient: Tensor) -> SpanTest:
     """Return the span of a gradient's rows [outputs, D]."""
     _, values, right = torch.linalg.svd(gradient.double(), full_matrices=False)
     floor = float(values[0]) * torch.finfo(gradient.dtype).eps / 4 if len(values) else 0.0
-    rank, gap = before_gap(values, floor)
+    rank, gap = before_gap(values, floor, later=True)
     return SpanTest(right[:rank], gap, full=rank == min(gradient.shape) or not _levels_off(values[rank:], 400 * floor))
 
 
 def _levels_off(beyond: Tensor, rounding: float) -> bool:
     """Return whether values behind a gap are a floor: rounding, or level as noise is; a signal goes on falling."""
     return float(beyond[0]) <= rounding or float(beyond[0]) <= 10 * float(beyond.median()) if len(beyond) else False
-
-
-def before_gap(values: Tensor, floor: float) -> tuple[int, float]:
-    """Return how many of falling `values` come before the gap that ends the signal, and the largest ratio.
-
-    That gap is the largest (`spectrum.largest_gap`), or a later one that stands out as clearly from what follows: in
-    powers of ten it is `_CLEARLY` times the largest of the next ratios, as no ratio of neighbours in noise is. What is
-    below `floor` counts as `floor`: rounding makes it of zeros. Without any value above it: 0 and 1.
-    """
-    count, gap = largest_gap(values, floor)
-    if gap <= 1:
-        return count, gap
-    above = values.clamp(min=max(floor, 1e-300)).log()
-    ratios = above[:-1] - above[1:]
-    for later in range(count, len(ratios) - _BEYOND):
-        if float(ratios[later]) > _CLEARLY * max(float(ratios[later + 1 : later + 1 + _BEYOND].max()), _LEAST):
-            count = later + 1
-    return count, gap
 
 
 def joint_span(gradients: Sequence[Tensor]) -> SpanTest:

@@ -18,6 +18,9 @@ _SIGMAS = 6.0
 _SQUARED = 1e-8
 """Relative to the largest, singular values below this are lost in the squares they are first computed from."""
 
+_CLEARLY, _BEYOND, _LEAST = 4.0, 16, 0.25
+"""How a gap stands out: by how much, from how many of the next ones, and the least logarithm these are taken for."""
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -58,19 +61,27 @@ class Spectrum:
         return _SIGMAS * (torch.outer(self.noise, (directions / self.values).norm(dim=1)) + floor)
 
 
-def largest_gap(values: Tensor, floor: float) -> tuple[int, float]:
+def before_gap(values: Tensor, floor: float, *, later: bool = False) -> tuple[int, float]:
     """Return how many of falling non-negative `values` come before the largest ratio of neighbours, and that ratio.
 
-    Values below `floor` count as `floor`: what rounding makes of zeros says nothing. Without any above it: 0 and 1.
+    Args:
+        values: falling.
+        floor: values below count as this: what rounding makes of zeros says nothing. Without any above it: 0 and 1.
+        later: take a later gap for the end that stands out as clearly from what follows: in powers of ten it is
+            `_CLEARLY` times the largest of the next ratios, as no ratio of neighbours in noise is.
     """
     if len(values) == 0 or float(values[0]) <= floor:
         return 0, 1.0
-    above = values.clamp(min=max(floor, torch.finfo(values.dtype).tiny))
-    ratios = above[:-1] / above[1:]
-    if len(ratios) == 0 or float(ratios.max()) <= 1:
+    above = values.clamp(min=max(floor, torch.finfo(values.dtype).tiny)).log()
+    ratios = above[:-1] - above[1:]
+    if len(ratios) == 0 or float(ratios.max()) <= 0:
         return len(values), 1.0
-    place = int(ratios.argmax())
-    return place + 1, float(ratios[place])
+    count = int(ratios.argmax()) + 1
+    gap = float(ratios[count - 1].exp())
+    for place in range(count, len(ratios) - _BEYOND) if later else ():
+        if float(ratios[place]) > _CLEARLY * max(float(ratios[place + 1 : place + 1 + _BEYOND].max()), _LEAST):
+            count = place + 1
+    return count, gap
 
 
 def spectrum(gradient: Tensor) -> Spectrum:
@@ -86,7 +97,7 @@ def spectrum(gradient: Tensor) -> Spectrum:
     squares, vectors = torch.linalg.eigh(matrix @ matrix.T if wide else matrix.T @ matrix)
     values = squares.clamp(min=0).sqrt().flip(0)
     floor = float(values[0]) * max(torch.finfo(gradient.dtype).eps / 4, _SQUARED) if len(values) else 0.0
-    rank, gap = largest_gap(values, floor)
+    rank, gap = before_gap(values, floor)
     basis = vectors.flip(1)[:, :rank]
     part = basis.T @ matrix if wide else matrix @ basis
     left, values, right = torch.linalg.svd(part, full_matrices=False)

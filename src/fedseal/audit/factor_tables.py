@@ -14,6 +14,7 @@ from typing import Any
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.scales import PSNR, Scale
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,13 @@ class LevelResult:
 
     @property
     def psnr(self) -> Interval | None:
-        """Mean PSNR of that attack over targets, or over weight seeds, with its interval."""
+        """Mean score of that attack over targets, or over weight seeds, with its interval."""
         return self.cell.psnr if self.cell else None
+
+    @property
+    def scale(self) -> Scale:
+        """What it is measured in."""
+        return self.cell.scale if self.cell else PSNR
 
     @property
     def reading(self) -> str:
@@ -59,6 +65,7 @@ class LevelResult:
             "psnr": None if psnr is None else psnr.mean,
             "low": None if psnr is None else psnr.low,
             "high": None if psnr is None else psnr.high,
+            "unit": self.scale.unit,
             "n": 0 if psnr is None else psnr.n,
             "chance": chance,
             "reading": self.reading,
@@ -80,6 +87,11 @@ class FactorTable:
     defence: str
     beside: dict[str, str]
     results: tuple[LevelResult, ...]
+
+    @property
+    def scale(self) -> Scale:
+        """What its levels are measured in."""
+        return next((result.scale for result in self.results if result.cell), PSNR)
 
     @property
     def surroundings(self) -> str:
@@ -119,4 +131,5 @@ def factor_tables(run: Run) -> tuple[FactorTable, ...]:
 
 def _words(result: LevelResult, psnr: Interval) -> str:
     ends = "" if psnr.low is None else f" [{psnr.low:.1f}, {psnr.high:.1f}]"
-    return f"{result.level} (PSNR {psnr.mean:.1f} dB{ends}, n = {psnr.n}, {result.reading})"
+    score = f"{result.scale.title} {psnr.mean:.1f} {result.scale.unit}"
+    return f"{result.level} ({score}{ends}, n = {psnr.n}, {result.reading})"

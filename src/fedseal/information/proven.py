@@ -25,10 +25,13 @@ from torch import Tensor
 
 from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError
+from fedseal.core.modality import IMAGE, TABLE, TEXT
 from fedseal.core.privacy import PrivacyUnit, PrivateRelease
 from fedseal.core.seeds import generator
 from fedseal.defences.accounting import Accountant, composed_epsilon, release_epsilon
 from fedseal.metrics.shares import upper_limit
+
+_NOUNS = {IMAGE: "image", TEXT: "text", TABLE: "record"}
 
 LEVELS_DB = (10.0, 15.0, 20.0)
 """Where FedLeak's risk levels begin."""
@@ -56,6 +59,7 @@ class ProvenReading:
         kappa: by level in dB, the upper confidence limit of the best guess's success.
         bounds: by level in dB, the most any attacker succeeds with.
         images: public images kappa was counted on.
+        modality: what they are.
     """
 
     unit: PrivacyUnit
@@ -66,6 +70,7 @@ class ProvenReading:
     kappa: Mapping[float, float]
     bounds: Mapping[float, float]
     images: int
+    modality: str = IMAGE
 
     @property
     def is_low(self) -> bool:
@@ -74,7 +79,7 @@ class ProvenReading:
 
     def sentence(self) -> str:
         """Return what is proven in plain words."""
-        who = "a client's whole update" if self.unit == "update" else "a single image"
+        who = "a client's whole update" if self.unit == "update" else f"a single {_NOUNS[self.modality]}"
         span = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         telling = {level: bound for level, bound in self.bounds.items() if bound < SAYS_SOMETHING}
         if not telling:
@@ -82,10 +87,18 @@ class ProvenReading:
             return f"The epsilon of {span} is {size}, too large to prove anything about {who}."
         level, bound = max(telling.items())
         return (
-            f"Proven for {who} over {span}: no attacker rebuilds an image at {level:.0f} dB with a probability above "
+            f"Proven for {who} over {span}: no attacker rebuilds {self._success(level)} with a probability above "
             f"{bound:.1%} (a guess: {self.kappa[level]:.1%}); any success becomes likelier by at most "
             f"{self.advantage:.1%}."
         )
+
+    def _success(self, level: float) -> str:
+        """Return what is rebuilt at a level: errors are squared, of words their unlike share."""
+        if self.modality == TEXT:
+            return f"a text but for {10 ** (-level / 10):.0%} of its words"
+        if self.modality == TABLE:
+            return f"a record to a root mean square error of {10 ** (-level / 20):.2g} of its columns' ranges"
+        return f"an image at {level:.0f} dB"
 
 
 def success_bound(
@@ -162,6 +175,7 @@ def prove(
         kappa=kappa,
         bounds={level: success_bound(value, releases, rounds=rounds) for level, value in kappa.items()},
         images=guesses[LEVELS_DB[0]][1],
+        modality=public.modality,
     )
 
 

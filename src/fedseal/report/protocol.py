@@ -13,6 +13,7 @@ from fedseal.audit.factor_tables import FactorTable, factor_tables
 from fedseal.audit.run import Run
 from fedseal.core.errors import UsageError
 from fedseal.core.files import write_atomically
+from fedseal.metrics.scales import scale_called
 from fedseal.report import words
 from fedseal.report.html import template_environment
 from fedseal.report.markdown import escaped
@@ -40,7 +41,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Small:
-    """One small chart: a table's levels from left to right, all charts of a page on one axis of decibels."""
+    """One small chart: a table's levels from left to right, all charts of a page on one axis."""
 
     table: FactorTable
     dots: tuple[Dot, ...]
@@ -72,7 +73,7 @@ def small_charts(tables: Sequence[FactorTable]) -> tuple[tuple[Small, ...], tupl
             x = _MARGIN + (WIDTH - 2 * _MARGIN) * (place / (len(rows) - 1) if len(rows) > 1 else 0.5)
             ends = [one["psnr"] if one[key] is None else one[key] for key in ("low", "high")]
             chance = None if one["chance"] is None else height(one["chance"])
-            said = f"{one['level']}: {one['psnr']:.1f} dB, {one['reading']}"
+            said = f"{one['level']}: {one['psnr']:.1f} {one['unit']}, {one['reading']}"
             dots.append(Dot(said, x, height(one["psnr"]), height(ends[0]), height(ends[1]), chance))
         charts.append(Small(table, tuple(dots)))
     return tuple(charts), tuple((str(tick), height(tick)) for tick in range(first, last + 1, step))
@@ -104,7 +105,8 @@ def render_protocol_markdown(run: Run) -> str:
         parts.append(f"## {escaped(name)}\n")
         for table in (table for table in tables if table.factor == name):
             parts.append(f"{escaped(table.sentence())}\n\nUnder {escaped(table.surroundings)}:\n")
-            lines = ["| level | attack | PSNR (dB) | n | chance (dB) | reading |", "|---" * 6 + "|"]
+            score, unit = table.scale.title, table.scale.unit
+            lines = [f"| level | attack | {score} ({unit}) | n | chance ({unit}) | reading |", "|---" * 6 + "|"]
             for one in (result.data() for result in table.results):
                 cells = [one["level"], one["attack"] or "–", _psnr(one), str(one["n"]), _number(one["chance"])]
                 lines.append("| " + " | ".join(escaped(cell) for cell in [*cells, one["reading"]]) + " |")
@@ -122,7 +124,14 @@ def render_protocol_html(run: Run) -> str:
     }
     page = template_environment().get_template("protocol.html")
     text = page.render(
-        run=run, version=VERSION, title=_title(run), factors=by_factor, ticks=ticks, width=WIDTH, height=HEIGHT
+        run=run,
+        version=VERSION,
+        title=_title(run),
+        factors=by_factor,
+        ticks=ticks,
+        width=WIDTH,
+        height=HEIGHT,
+        scale=scale_called(run.scale),
     )
     return words.printable(text)
 

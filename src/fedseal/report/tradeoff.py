@@ -45,6 +45,7 @@ def _render(template: str, tradeoff: Tradeoff, chart: TradeoffChart) -> str:
         .get_template(template)
         .render(
             tradeoff=tradeoff,
+            scale=tradeoff.scale,
             chart=chart,
             width=WIDTH,
             height=HEIGHT,
@@ -61,23 +62,27 @@ def render_tradeoff(tradeoff: Tradeoff) -> str:
     scenario = tradeoff.scenario
     trained, attacked = scenario.model, scenario.attacked_model or scenario.model
     seeds = words.plural(scenario.seeds, "training seed")
-    chance = (
-        "" if tradeoff.chance_psnr is None else f" The best guess without the update: {tradeoff.chance_psnr:.1f} dB."
-    )
+    scale, guess = tradeoff.scale, tradeoff.chance_psnr
+    title = scale.title[0].upper() + scale.title[1:]
+    chance = "" if guess is None else f" The best guess without the update: {guess:.1f} {scale.unit}."
     head = (
         f"# Privacy against utility: {scenario.name}\n\nBy `{tradeoff.audit.command}`.\n\n"
         f"`{trained}` trained for {words.plural(scenario.federation.rounds, 'round')} by "
         f"{words.plural(scenario.clients, 'client')} on `{scenario.data}` ({seeds} from {scenario.seed}); "
         f"`{attacked}` attacked at batch {scenario.client.batch_size} on "
         f"{words.plural(scenario.targets, 'target')} by {', '.join(f'`{a}`' for a in scenario.attacks)}, "
-        f"labels {scenario.attacker.labels}. PSNR is the worst over attacks, mean over targets with its 95 % bootstrap "
-        f"interval.{chance} Undefended accuracy: {_accuracy(tradeoff.undefended)}.\n"
+        f"labels {scenario.attacker.labels}. {title} is the worst over attacks, mean over targets with its "
+        f"95 % bootstrap interval.{chance} Undefended accuracy: {_accuracy(tradeoff.undefended)}.\n"
     )
     points = tradeoff.points
-    costs = ["| defence | PMM | accuracy | AUC | worst PSNR | upload per client | time per round |", "|---" * 7 + "|"]
-    costs += [_cost_row(point, tradeoff.undefended) for point in points]
+    costs = [
+        f"| defence | PMM | accuracy | AUC | worst {scale.title} | upload per client | time per round |",
+        "|---" * 7 + "|",
+    ]
+    costs += [_cost_row(point, tradeoff.undefended, scale.unit) for point in points]
     leaks = [
-        "| defence | attack | PSNR naive | PSNR aware | SSIM naive | SSIM aware | LPIPS naive | LPIPS aware | n |",
+        f"| defence | attack | {title} naive | {title} aware "
+        "| SSIM naive | SSIM aware | LPIPS naive | LPIPS aware | n |",
         "|---" * 9 + "|",
     ]
     leaks += [_leak_row(point, attack) for point in points for attack in scenario.attacks]
@@ -93,17 +98,17 @@ def choice(tradeoff: Tradeoff, curve: Curve) -> str:
     if curve.best is not None and curve.best.worst is not None:
         return (
             f"`{curve.best.defence}` leaks least of the strengths that keep {KEPT_UTILITY:g} % of the accuracy "
-            f"({_interval(curve.best.worst.psnr)} dB)"
+            f"({_interval(curve.best.worst.psnr)} {tradeoff.scale.unit})"
         )
     if any(point.pmm for point in curve.points):
         return f"no strength keeps {KEPT_UTILITY:g} % of the accuracy and learns more than chance"
     return "not trained"
 
 
-def _cost_row(point: Point, plain: Point) -> str:
+def _cost_row(point: Point, plain: Point, unit: str) -> str:
     utility, worst = point.utility, point.worst
     pmm = _interval(point.pmm) if point.pmm else f"not trained: {utility.refused}" if utility.refused else words.ABSENT
-    leak = "–" if worst is None else f"{_interval(worst.psnr)} dB ({'aware' if worst.aware else 'naive'})"
+    leak = "–" if worst is None else f"{_interval(worst.psnr)} {unit} ({'aware' if worst.aware else 'naive'})"
     ratio = (
         f"{utility.seconds / plain.utility.seconds:.2f}x" if utility.seconds and plain.utility.seconds else words.ABSENT
     )

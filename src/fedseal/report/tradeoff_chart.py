@@ -99,6 +99,7 @@ class _Places:
             for end in _ends(cell.psnr)
         ]
         leaks += [] if tradeoff.chance_psnr is None else [tradeoff.chance_psnr]
+        self._unit = tradeoff.scale.unit
         self._left = 10 * math.floor(min([90.0, *kept]) / 10)
         self._right = max(105, 10 * math.ceil(max([100.0, *kept]) / 10))
         self._bottom = 5 * math.floor(min([5.0, *leaks]) / 5)
@@ -118,7 +119,7 @@ class _Places:
     @property
     def y_ticks(self) -> tuple[tuple[str, float], ...]:
         step = 5 if self._top - self._bottom <= 40 else 10
-        return tuple((f"{tick} dB", self.y(tick)) for tick in range(self._bottom, self._top + 1, step))
+        return tuple((f"{tick} {self._unit}", self.y(tick)) for tick in range(self._bottom, self._top + 1, step))
 
     def dot(self, point: Point, *, aware: bool) -> Dot | None:
         cell = point.cell(aware=aware)

@@ -18,6 +18,7 @@ from fedseal.core.errors import InputError
 from fedseal.core.files import PathText, write_atomically
 from fedseal.core.watcher import Watcher
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.scales import Scale, scale_called
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import Sweep
 from fedseal.training.run import TrainingRun, Utility, open_training
@@ -112,6 +113,11 @@ class Tradeoff:
     curves: tuple[Curve, ...]
     training: TrainingRun
     audit: Run
+
+    @property
+    def scale(self) -> Scale:
+        """What leaks are measured in."""
+        return scale_called(self.audit.scale)
 
     @property
     def caution(self) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedseal.attacks.reading import attack_model, estimated_gradient, image_count
-from fedseal.attacks.span import before_gap
+from fedseal.attacks.spectrum import before_gap
 from fedseal.attacks.text.reading import filled, labels_of, tokeniser_of
 from fedseal.attacks.turns import in_turn
 from fedseal.core.attack import Attack, Budget, Listener, register_attack
@@ -81,7 +81,7 @@ def bag_of(rows: Tensor) -> tuple[list[int], bool]:
     if len(used) < len(norms):
         return used.tolist(), len(used) > 0  # without any row nothing was sent
     order = norms.argsort(descending=True)
-    count, _ = before_gap(norms[order], 0.0)
+    count, _ = before_gap(norms[order], 0.0, later=True)
     return sorted(order[:count].tolist()), False
 
 
