@@ -10,14 +10,18 @@ from torch import Tensor, nn
 
 import fedseal
 from fedseal.attacks.tableak import cell_entropy, relaxed
+from fedseal.audit.factor_tables import factor_tables
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, Update
+from fedseal.core.privacy import PrivateRelease
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.data.registry import DATASETS
 from fedseal.data.table import TableDataset
+from fedseal.information.proven import prove
 from fedseal.metrics.records import cell_scores, guesses, paired
 from fedseal.models.registry import build_model
+from fedseal.report.protocol import write_protocol
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +133,25 @@ def test_matching_of_images_is_refused_for_tables_in_words(tmp_path: Path):
     )
     assert {record.status for record in run.records} == {"refused"}
     assert "ig rebuilds data of the kind image, and the clients hold table" in run.records[0].message
+
+
+def test_factors_of_tables_and_proofs_speak_of_cells_and_records(tmp_path: Path):
+    scenario = {"data": "census:rows=200", "model": "mlp:width=8", "client": {"batch_size": [1, 2]}}
+    run = fedseal.audit(scenario, attacks="first-layer", targets=2, out=tmp_path)
+    (answer,) = [table.sentence() for table in factor_tables(run)]
+    assert "cells recovered" in answer
+    write_protocol(run, tmp_path)
+    for name in ("protocol.md", "protocol.html"):
+        text = (tmp_path / name).read_text()
+        assert "ells recovered (%)" in text
+        assert "dB" not in text
+        assert "PSNR" not in text
+    public = DATASETS.build("census:rows=200").batch()
+    proof = prove([PrivateRelease("sample", "gaussian", 10.0)], public, labels_known=True)
+    assert proof is not None
+    assert "rebuilds a record to a root mean square error of" in proof.sentence()
+    assert "dB" not in proof.sentence()
+    words = DATASETS.build("text:notes?length=8&limit=60").batch()
+    told = prove([PrivateRelease("sample", "gaussian", 10.0)], words, labels_known=True)
+    assert told is not None
+    assert "rebuilds a text but for 1% of its words" in told.sentence()

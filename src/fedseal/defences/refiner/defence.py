@@ -19,9 +19,9 @@ upload towards the true gradient, the rows of attention hold the true words' vec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,16 +30,18 @@ from fedseal.core.batch import Batch
 from fedseal.core.caveat import Caveat
 from fedseal.core.channel import Channel
 from fedseal.core.defence import DEFENCES, AttackerView, CostReport, Defence, RoundContext
-from fedseal.core.errors import CapabilityError, UsageError
+from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info
 from fedseal.core.tensors import Tensors
 from fedseal.core.traits import Traits
 from fedseal.defences.refiner.adaptive import Adaptive, into_the_ball, noise_prior, on_the_sphere
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses
-from fedseal.defences.refiner.privacy import PrivacyJudge, PrivacyMetric, lpips_judge, mse_judge, noise_judge
+from fedseal.defences.refiner.presets import PRESETS, Preset, check_ranges
+from fedseal.defences.refiner.privacy import PrivacyJudge, PrivacyMetric, judge_of, noise_judge
 from fedseal.defences.refiner.projection import Ball, norm, project
-from fedseal.defences.refiner.refinement import RATES, Descent, Refined, Rule, refine
+from fedseal.defences.refiner.refinement import RATES, Descent, Rule, refine
+from fedseal.defences.refiner.steps import Step
 from fedseal.defences.refiner.utility import (
     BatchUtility,
     SampleUtility,
@@ -48,60 +50,15 @@ from fedseal.defences.refiner.utility import (
     layer_factors,
     public_scale,
 )
-from fedseal.defences.refiner.words import WordEvaluator, WordJudge, WordPasses, fit_evaluator, is_text
-
-Preset: TypeAlias = Literal["calibrated", "paper", "fast"]
-
-DEFAULT_SHARE = 0.5
-"""Of the gradient's norm, the radius of the ball if none is given.
-
-Measured on CIFAR-10, 3 batches each of 1, 8 and 32 images: the refined gradient is 0.1 % away from the true one on the
-sigmoid LeNet, 7 to 17 % with DLG's wide weights, 27 to 40 % with ReLU. Half of the norm leaves the refinement alone on
-all of them; the paper's radius of 0.1 is 6 % of the norm at batch 1 and half of it at 32 with ReLU, and less than 1 %
-with wide weights.
-"""
-
-MOSTLY_TRUE = 0.5
-"""Below this share of the way to the refined gradient the projection decides what is sent, not the refinement."""
-
-
-@dataclass(frozen=True)
-class _Preset:
-    """What options are that were not given: rule and rate, steps of a first and a later visit, memory, ball."""
-
-    rule: Rule
-    rate: float
-    t: int
-    warm: int
-    warm_t: int
-    tolerance: float
-    epsilon: float | None
-    epsilon_relative: float | None
-
-
-PRESETS: dict[Preset, _Preset] = {
-    "calibrated": _Preset("normalised", RATES["normalised"], 10, 0, 5, 0.0, None, DEFAULT_SHARE),
-    "paper": _Preset("plain", RATES["plain"], 10, 0, 5, 0.0, 0.1, None),
-    "fast": _Preset("normalised", 0.08, 4, 10_000, 2, 0.02, None, DEFAULT_SHARE),
-}
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What a step's report tells."""
-
-    refined: Refined
-    noise: float
-    error: float
-    gap: float = 0.0
-    projected: bool = False
-    radius: float = float("inf")
-    kept: float | None = None
-
-    @property
-    def refined_share(self) -> float:
-        """Which share of the way from the true gradient to the refined one the upload went."""
-        return self.radius / self.gap if self.projected else 1.0
+from fedseal.defences.refiner.words import (
+    WordEvaluator,
+    WordJudge,
+    WordPasses,
+    check_fit_for_words,
+    fit_evaluator,
+    is_text,
+    without_embeddings,
+)
 
 
 @DEFENCES.register(
@@ -187,38 +144,22 @@ class Refiner(Defence):
         self.second_order: SecondOrder = second_order
         self.adaptive: Adaptive = adaptive
         self.prior = prior
-        self._check()
+        counts = {"t": self.t, "warm": self.warm, "warm_t": self.warm_t}
+        sizes = {"epsilon": self.ball.size, "beta": beta, "tolerance": self.tolerance, "prior": prior}
+        check_ranges({"alpha": alpha, "tau": tau}, counts | sizes, self.rate)
         self.acts = self.ball.size > 0 and (alpha > 0 or (beta > 0 and self.t > 0))
         self.traits = Traits(reads_batch=self.acts)
         self._noise = noise_judge(evaluator)
-        self._judge = self._privacy_judge()
+        self._judge = judge_of(privacy, self._noise)
         self._memory = RefinedMemory(self.warm)
         self._true: Tensors = {}
         self._scale: Tensor = torch.ones(())
         self._texts: Tensor | None = None
         self._evaluator: WordEvaluator | None = None
         self._sent: Tensors | None = None
-        self._seen: _Seen | None = None
+        self._seen: Step | None = None
         self._passes = 0.0
         self._radius = 0.0
-
-    def _check(self) -> None:
-        shares = {"alpha": self.alpha, "tau": self.tau}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise UsageError(f"refiner: {name} is a share between 0 and 1, got {share:g}.")
-        counts = {"t": self.t, "warm": self.warm, "warm_t": self.warm_t}
-        sizes = {"epsilon": self.ball.size, "beta": self.beta, "tolerance": self.tolerance, "prior": self.prior}
-        for name, value in {**counts, **sizes}.items():
-            if not value >= 0:
-                raise UsageError(f"refiner: {name} must not be negative, got {value:g}.")
-        if not self.rate > 0:
-            raise UsageError(f"refiner: lr must be positive, got {self.rate:g}.")
-
-    def _privacy_judge(self) -> PrivacyJudge:
-        if self.privacy == "noise":
-            return self._noise
-        return mse_judge if self.privacy == "mse" else lpips_judge()
 
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Keep a client's texts, of which the evaluation network of words is trained; of images nothing is needed."""
@@ -250,7 +191,7 @@ class Refiner(Defence):
         with torch.no_grad():
             noise = (judge if isinstance(passes, WordPasses) else self._noise)(refined.images, images).mean()
             error = (refined.images - images).square().mean()
-        self._seen = _Seen(refined, float(noise), float(error))
+        self._seen = Step(refined, float(noise), float(error))
         if isinstance(passes, WordPasses):
             self._sent = passes.gradient(refined.images)
             self._seen = replace(self._seen, kept=passes.kept(refined.images))
@@ -262,11 +203,7 @@ class Refiner(Defence):
         """Return PM; for words, that of a network trained on the client's texts when it is first asked."""
         if not isinstance(passes, WordPasses):
             return self._judge
-        if self.privacy == "lpips" or self.scope == "sample":
-            raise CapabilityError(
-                "refiner takes texts with scope=batch and the privacy metric noise or mse only.",
-                hint="Leave `scope` and `privacy` out.",
-            )
+        check_fit_for_words(self.privacy, self.scope)
         if self.privacy == "mse":
             return self._judge
         if self._evaluator is None:
@@ -294,10 +231,7 @@ class Refiner(Defence):
         of_refined = gradient if self._sent is None else self._sent
         sent, gap, projected = project(of_refined, self._true, radius)
         if self._sent is not None:
-            sent = {
-                name: sent[name].to(value.dtype) if name in sent else torch.zeros_like(value)
-                for name, value in gradient.items()
-            }
+            sent = without_embeddings(sent, gradient)
         self._true = {}
         self._radius = radius if context.step == 0 else self._radius + radius
         if self._seen is not None:
@@ -325,29 +259,11 @@ class Refiner(Defence):
         report = super().report()
         if self._seen is None:
             return report
-        seen, refined = self._seen, self._seen.refined
-        outcome = f"projected to {seen.radius:.3g}" if seen.projected else "sent as it is"
-        words = "" if seen.kept is None else f"; {100 * seen.kept:.0f} % of the words are nearest to their own vectors"
-        return CostReport(
-            state_bytes=report.state_bytes,
-            extra_passes=self._passes,
-            remarks=(
-                f"refined in {refined.steps} steps to a noise ratio D(x*) of {seen.noise:.3f} and "
-                f"MSE(x*, x) {seen.error:.4f}; |g* - g| = {seen.gap:.3g}, {outcome}; at the start "
-                f"|dUM/dx| = {refined.utility_slope:.2g} and |dPM/dx| = {refined.privacy_slope:.2g}{words}",
-            ),
-        )
+        return CostReport(state_bytes=report.state_bytes, extra_passes=self._passes, remarks=(self._seen.remark(),))
 
     def caveats(self) -> tuple[Caveat, ...]:
         """Say of the last round when the projection has given most of the true gradient back."""
-        seen = self._seen
-        if seen is None or seen.refined_share >= MOSTLY_TRUE:
-            return ()
-        text = (
-            f"sends mostly the true gradient: refined images are {seen.gap:.3g} away from it, and the ball of "
-            f"{seen.radius:.3g} lets {100 * seen.refined_share:.0f} % of that way pass."
-        )
-        return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
+        return () if self._seen is None else self._seen.caveats()
 
     def attacker_view(self) -> AttackerView:
         """Publish epsilon, and by it what an aware attacker does (see `adaptive`)."""

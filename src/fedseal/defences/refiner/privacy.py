@@ -62,3 +62,10 @@ def lpips_judge() -> PrivacyJudge:
         return metric.differentiable(refined, private).to(refined.dtype)
 
     return judge
+
+
+def judge_of(metric: PrivacyMetric, noise: PrivacyJudge) -> PrivacyJudge:
+    """Return the privacy metric of a name; `noise` is the evaluation network's."""
+    if metric == "noise":
+        return noise
+    return mse_judge if metric == "mse" else lpips_judge()

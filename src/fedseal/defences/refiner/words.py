@@ -151,3 +151,20 @@ def fit_evaluator(texts: Tensor, vectors: Tensor) -> WordEvaluator:
 def is_text(batch: Batch) -> bool:
     """Return whether a batch holds words."""
     return batch.modality == TEXT
+
+
+def check_fit_for_words(privacy: str, scope: str) -> None:
+    """Refuse ways of refining that are for pictures alone."""
+    if privacy == "lpips" or scope == "sample":
+        raise CapabilityError(
+            "refiner takes texts with scope=batch and the privacy metric noise or mse only.",
+            hint="Leave `scope` and `privacy` out.",
+        )
+
+
+def without_embeddings(sent: Tensors, gradient: Tensors) -> dict[str, Tensor]:
+    """Return what is sent of a whole gradient, with zeros where nothing is: the embeddings."""
+    return {
+        name: sent[name].to(value.dtype) if name in sent else torch.zeros_like(value)
+        for name, value in gradient.items()
+    }

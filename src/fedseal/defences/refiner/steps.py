@@ -1,0 +1,59 @@
+"""What one local step of Refiner arrived at, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedseal.core.caveat import Caveat
+from fedseal.defences.refiner.refinement import Refined
+
+MOSTLY_TRUE = 0.5
+"""Below this share of the way to the refined gradient the projection decides what is sent, not the refinement."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a local step arrived at.
+
+    Attributes:
+        refined: its images or vectors.
+        noise: D(x*).
+        error: MSE(x*, x).
+        gap: |g* - g|.
+        projected: whether the upload was moved towards the true gradient.
+        radius: of the ball.
+        kept: share of the words that are nearest to their own vectors; None of images.
+    """
+
+    refined: Refined
+    noise: float
+    error: float
+    gap: float = 0.0
+    projected: bool = False
+    radius: float = float("inf")
+    kept: float | None = None
+
+    @property
+    def refined_share(self) -> float:
+        """Which share of the way from the true gradient to the refined one the upload went."""
+        return self.radius / self.gap if self.projected else 1.0
+
+    def remark(self) -> str:
+        """Return it in words."""
+        outcome = f"projected to {self.radius:.3g}" if self.projected else "sent as it is"
+        words = "" if self.kept is None else f"; {100 * self.kept:.0f} % of the words are nearest to their own vectors"
+        return (
+            f"refined in {self.refined.steps} steps to a noise ratio D(x*) of {self.noise:.3f} and "
+            f"MSE(x*, x) {self.error:.4f}; |g* - g| = {self.gap:.3g}, {outcome}; at the start "
+            f"|dUM/dx| = {self.refined.utility_slope:.2g} and |dPM/dx| = {self.refined.privacy_slope:.2g}{words}"
+        )
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Say when the projection has given most of the true gradient back."""
+        if self.refined_share >= MOSTLY_TRUE:
+            return ()
+        text = (
+            f"sends mostly the true gradient: refined images are {self.gap:.3g} away from it, and the ball of "
+            f"{self.radius:.3g} lets {100 * self.refined_share:.0f} % of that way pass."
+        )
+        return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
