@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+import torch
 
+import fedseal
+from fedseal.attacks.learned.words import WordVectors
 from fedseal.audit.levels import RiskLevel
 from fedseal.audit.run import Run
 from fedseal.audit.runner import run_audit
@@ -69,3 +73,24 @@ def test_the_report_shows_both_texts_and_withholds_them_when_asked(run: Run) -> 
 
 def test_programs_are_told_the_scale(run: Run, tmp_path: Path) -> None:
     assert {record["scale"] for record in report_data(run)["records"] if record["status"] == "ok"} == {"tokens"}
+
+
+def test_vectors_of_words_are_read_back_as_these_words() -> None:
+    vectors = WordVectors(torch.rand(50, 8, generator=torch.Generator().manual_seed(0)))
+    ids = torch.randint(50, (3, 2, 7), generator=torch.Generator().manual_seed(1))
+    assert vectors.of(ids).shape == (3, 2, 56)
+    assert torch.equal(vectors.nearest(vectors.of(ids) + 0.001), ids)
+
+
+@pytest.mark.slow
+def test_a_map_learned_from_public_texts_answers_with_words(tmp_path: Path) -> None:
+    scenario = {"data": "text:notes?length=12", "model": "text-encoder:width=16,layers=1", "readings": 0}
+    run = fedseal.audit(scenario, attacks=["learned:features=512"], defences=["none"], targets=8, out=tmp_path)
+    assert [record.status for record in run.records] == ["ok"] * 8
+    assert all("public texts" in " ".join(record.notes) for record in run.records)
+    found, guessed = (
+        fmean(values) for values in zip(*((r.psnr[0], r.baselines["frequent"][0]) for r in run.records), strict=True)
+    )
+    assert found > guessed
+    network = fedseal.audit(scenario, attacks=["learned:form=network"], targets=1, out=tmp_path / "network")
+    assert "by a kernel" in network.records[0].message

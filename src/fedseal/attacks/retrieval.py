@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedseal.attacks.explaining import Mismatch
 from fedseal.attacks.learned.library import Lesson, learned
-from fedseal.attacks.learned.pairs import check_enough, public_of
+from fedseal.attacks.learned.pairs import check_enough, public_of, rehearsed_mismatch
 from fedseal.attacks.learned.sketch import Sketch, unit
 from fedseal.attacks.prepared import PreparedAttack
 from fedseal.attacks.reading import image_count
@@ -33,7 +33,7 @@ from fedseal.core.modality import IMAGE, TABLE, TEXT
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
-from fedseal.core.tensors import Tensors, flatten
+from fedseal.core.tensors import Tensors
 from fedseal.core.trainable import Saved, Trainable, Unfinished
 from fedseal.core.watcher import Report
 
@@ -129,20 +129,13 @@ def _look_up(
         else:
             candidates[tuple(pursue(seen, library["known"], count))] = None
     found = []
-    mismatch = Mismatch(observation) if public.modality != TEXT else partial(_apart, observation)
+    mismatch = (
+        Mismatch(observation) if public.modality != TEXT else partial(rehearsed_mismatch, observation, "retrieval")
+    )
     for chosen in candidates:
         inputs, labels = public.inputs[list(chosen)], public.labels[list(chosen)]
         found.append((inputs, labels, mismatch(inputs, labels)))
     return min(found, key=lambda one: one[2])
-
-
-def _apart(observation: Observation, inputs: Tensor, labels: Tensor) -> float:
-    """Return 1 - cos between an update and the one rehearsed on texts, defended where that is known."""
-    _, rehearse = public_of(observation.knowledge, "retrieval")
-    way = rehearse.plain() if observation.knowledge.defence is None else rehearse
-    (played,) = way(observation.model, inputs[None], labels[None], 0)
-    a, b = flatten({name: value[0] for name, value in played.items()}), flatten(observation.update.tensors)
-    return 1 - float(torch.nn.functional.cosine_similarity(a.double(), b.to(a).double(), dim=0))
 
 
 def tensor_scales(sketches: Tensor, lengths: tuple[int, ...]) -> Tensor:

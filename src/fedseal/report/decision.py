@@ -16,6 +16,7 @@ from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict
 from fedseal.core.defence import DEFENCES
+from fedseal.metrics.scales import PSNR
 from fedseal.report.recommendation import Advice, advise, kept_by, listed, worst_rows
 from fedseal.report.servers import SERVERS, Finding, Server, findings_of
 from fedseal.report.words import RECOGNISED, percentage, plural
@@ -233,11 +234,12 @@ def _labels(cells: Sequence[Cell]) -> str:
 
 def _victim(cells: Sequence[Cell]) -> str:
     hit = [cell.victims for cell in cells if cell.victims is not None and cell.victims.level is not None]
+    noun = next((cell.scale.noun for cell in cells if cell.succeeded), PSNR.noun)
     if not hit:
         return "none beyond chance"
     worst = max(hit, key=lambda one: one.best_psnr)
     level = RiskLevel.LOW if worst.level is None else worst.level
-    return f"{RECOGNISED[level]}; {worst.count} of {worst.n} images beyond chance"
+    return f"{RECOGNISED[level]}; {worst.count} of {worst.n} {noun}s beyond chance"
 
 
 def _certainty(run: Run, verdict: Verdict, exposures: Sequence[Exposure]) -> list[str]:

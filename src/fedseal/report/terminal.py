@@ -131,7 +131,7 @@ def _readings(row: Row) -> list[Text]:
     if row.labels is not None:
         parts.append(f"labels {label_words(row.labels)}")
     if cell.victims is not None and cell.victims.count:
-        parts.append(f"{cell.victims.count} of {cell.victims.n} images beyond chance")
+        parts.append(f"{cell.victims.count} of {cell.victims.n} {cell.scale.noun}s beyond chance")
     parts.append(f"ideal {ideal_words(row.ideal)}")
     if row.proven is not None:
         parts.append(row.proven.sentence().rstrip("."))

@@ -2,7 +2,8 @@
 
 Threat model: passive server with public images. The defence is a black box, so the same mechanism is aware of every
 defence, also of those that no formula inverts. Updates are sketched to at most 16,384 numbers. Departures: besides the
-paper's network a kernel regression in closed form, which tells the images of a batch apart by their sorted labels.
+paper's network a kernel regression in closed form, which tells the images of a batch apart by their sorted labels. Of
+texts it answers with vectors of words, each read as the nearest of the model's table.
 
 Cost: one rehearsed round per training batch and the fit, once per model, defence and shape; a matrix product or a
 forward pass per target.
@@ -14,6 +15,7 @@ that swamps the sketch brings it to the mean image; batches whose labels repeat 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,18 +27,20 @@ from fedseal.attacks.labels import infer_labels
 from fedseal.attacks.learned.lessons import Decoder, Form, KernelLesson, NetworkLesson
 from fedseal.attacks.learned.library import Lesson, learned
 from fedseal.attacks.learned.network import NetworkPlan
-from fedseal.attacks.learned.pairs import Stage, check_enough, public_of
+from fedseal.attacks.learned.pairs import Stage, check_enough, public_of, rehearsed_mismatch
 from fedseal.attacks.learned.sketch import Sketch
+from fedseal.attacks.learned.words import vectors_of
 from fedseal.attacks.prepared import PreparedAttack
 from fedseal.core.attack import ATTACKS, Budget, Listener
-from fedseal.core.errors import UsageError
+from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.knowledge import Knowledge
-from fedseal.core.modality import IMAGE, TABLE
+from fedseal.core.modality import IMAGE, TABLE, TEXT
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.registry import Info
 from fedseal.core.trainable import Trainable
 
+_KINDS = {IMAGE: "images", TABLE: "records", TEXT: "texts"}
 _FEWEST_FEATURES = 64
 _FEATURES: dict[Form, int] = {"kernel": 16384, "network": 4096}
 
@@ -60,7 +64,7 @@ class LearnedAttack(PreparedAttack):
         seed: of what is drawn in learning; targets have no part in it.
     """
 
-    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE)
+    takes: ClassVar[tuple[str, ...]] = (IMAGE, TABLE, TEXT)
 
     def __init__(self, form: Form = "kernel", features: int = 0, epochs: int = 30, seed: int = 0) -> None:
         if features and features < _FEWEST_FEATURES:
@@ -81,6 +85,11 @@ class LearnedAttack(PreparedAttack):
         """Refuse what cannot be learned: no public images, too few, or no way to rehearse."""
         public, _ = public_of(knowledge, "learned")
         super().check_knowledge(knowledge)
+        if knowledge.modality == TEXT and self._form == "network":
+            raise CapabilityError(
+                "learned answers texts by a kernel; its network is made for images and tables.",
+                hint="Leave `form` out.",
+            )
         check_enough(public, (knowledge.batch_size or 1) * (knowledge.local_steps or 1), "learned")
 
     def answers(
@@ -92,15 +101,18 @@ class LearnedAttack(PreparedAttack):
         decoder: Decoder = learned(self._lesson(stage, first.knowledge.num_classes))
         stacked = {name: torch.stack([o.update.tensors[name] for o in observations]) for name in first.update.tensors}
         answers = decoder.predict(stage.sketch(stacked))
-        shape = (len(observations), stage.count, *first.knowledge.input_shape)
         pixels = answers.shape[1] - stage.count * first.knowledge.num_classes
-        images = answers[:, :pixels].reshape(shape).to(next(iter(first.parameters.values())).dtype)
+        values = answers[:, :pixels].reshape(len(observations), stage.count, -1)
+        if stage.words is None:
+            values = values.view(*values.shape[:2], *first.knowledge.input_shape)
+            images = values.to(next(iter(first.parameters.values())).dtype)
+        else:
+            images = stage.words.nearest(values)
         if listener is not None:
             listener(1.0, images)
-        table = stage.public.modality == TABLE
-        error = decoder.held_back_db
-        there = f"root mean square error {10 ** (-error / 20):.3f} there" if table else f"{error:.1f} dB there"
-        what = "records" if table else "images"
+        kind, error = stage.public.modality, decoder.held_back_db
+        there = f"{error:.1f} dB there" if kind == IMAGE else f"root mean square error {10 ** (-error / 20):.3f} there"
+        what = _KINDS[kind]
         note = f"learned from {len(stage.public):,} public {what}, {decoder.describe()}: {there}"
         shares = answers[:, pixels:].reshape(len(observations), stage.count, -1)
         each = zip(observations, images, shares, seeds, strict=True)
@@ -110,7 +122,8 @@ class LearnedAttack(PreparedAttack):
         public, rehearse = public_of(knowledge, "learned")
         like = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         count = (knowledge.batch_size or 1) * (knowledge.local_steps or 1) * (knowledge.clients or 1)
-        return Stage(model, public, rehearse, count, Sketch(like, self._features, self._seed), self._seed)
+        words = vectors_of(model, knowledge)
+        return Stage(model, public, rehearse, count, Sketch(like, self._features, self._seed), self._seed, words)
 
     def _lesson(self, stage: Stage, classes: int) -> Lesson[Any]:
         options = {"form": self._form, "features": self._features, "seed": self._seed, "images": stage.count}
@@ -124,7 +137,8 @@ def _answer(
 ) -> Reconstruction:
     """Return one target's answer, its labels as given, or else inferred or learned, whichever explains it better."""
     knowledge = observation.knowledge
-    mismatch = Mismatch(observation)
+    of_text = knowledge.modality == TEXT
+    mismatch = partial(rehearsed_mismatch, observation, "learned") if of_text else Mismatch(observation)
     candidates: list[tuple[Tensor, tuple[str, ...]]] = []
     if knowledge.labels is None:
         candidates.append((_placed(shares.argmax(1), shares, ordered), (note,)))

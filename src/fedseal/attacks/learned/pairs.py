@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedseal.attacks.learned.sketch import Sketch
+from fedseal.attacks.learned.words import WordVectors
 from fedseal.core.batch import Batch
 from fedseal.core.errors import CapabilityError
 from fedseal.core.knowledge import Knowledge, Rehearse
+from fedseal.core.observation import Observation
 from fedseal.core.seeds import derive_seed, generator
+from fedseal.core.tensors import flatten
 
 FEWEST = 32
 """Public images below which nothing can be learned, nor a choice be made on held back ones."""
@@ -85,6 +88,7 @@ class Stage:
         count: images behind an update.
         sketch: shortens the updates.
         seed: of everything drawn.
+        words: vectors that stand for texts; None of anything else.
     """
 
     model: nn.Module
@@ -93,10 +97,12 @@ class Stage:
     count: int
     sketch: Sketch
     seed: int
+    words: WordVectors | None = None
 
     def play(self, indices: Tensor, *path: str | int) -> Pairs:
         """Return one pair per public image at `indices`, each in a batch with random others of them."""
-        indices = indices[: max(FEWEST, _MOST_VALUES // (self.count * self.public.inputs[0].numel()))]
+        values = self.public.inputs[0].numel() * (1 if self.words is None else self.words.width)
+        indices = indices[: max(FEWEST, _MOST_VALUES // (self.count * values))]
         source = generator(self.seed, "batches", *path)
         columns = [indices[torch.randperm(len(indices), generator=source)] for _ in range(self.count)]
         order = torch.stack(columns, 1).to(self.public.labels.device)
@@ -105,7 +111,8 @@ class Stage:
             fed, labels = self.public.inputs[part], self.public.labels[part]
             seed = derive_seed(self.seed, "rehearsed", *path, start)
             sketches += [self.sketch(updates) for updates in self.rehearse(self.model, fed, labels, seed)]
-            images.append(sorted_by_label(fed, labels).flatten(1).float())
+            shown = fed if self.words is None else self.words.of(fed)
+            images.append(sorted_by_label(shown, labels).flatten(1).float())
             sorted_labels.append(labels.sort(1).values)
         return Pairs(torch.cat(sketches), torch.cat(images), torch.cat(sorted_labels))
 
@@ -124,3 +131,12 @@ def sorted_by_label(images: Tensor, labels: Tensor) -> Tensor:
     brightness = images.flatten(2).mean(2).double()
     order = (labels.double() + brightness.clamp(0, 1) / 2).argsort(dim=1, stable=True)
     return torch.take_along_dim(images, order.reshape(*order.shape, *[1] * (images.ndim - 2)), 1)
+
+
+def rehearsed_mismatch(observation: Observation, attack: str, inputs: Tensor, labels: Tensor) -> float:
+    """Return 1 - cos between an update and the one rehearsed on samples [B, ...], defended where that is known."""
+    _, rehearse = public_of(observation.knowledge, attack)
+    way = rehearse.plain() if observation.knowledge.defence is None else rehearse
+    (played,) = way(observation.model, inputs[None], labels[None], 0)
+    a, b = flatten({name: value[0] for name, value in played.items()}), flatten(observation.update.tensors)
+    return 1 - float(torch.nn.functional.cosine_similarity(a.double(), b.to(a).double(), dim=0))

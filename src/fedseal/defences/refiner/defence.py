@@ -228,8 +228,7 @@ class Refiner(Defence):
         if not self.acts:
             return gradient
         radius = self.ball.radius(self._true)
-        of_refined = gradient if self._sent is None else self._sent
-        sent, gap, projected = project(of_refined, self._true, radius)
+        sent, gap, projected = project(gradient if self._sent is None else self._sent, self._true, radius)
         if self._sent is not None:
             sent = without_embeddings(sent, gradient)
         self._true = {}
