@@ -16,7 +16,7 @@ from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict
 from fedseal.core.defence import DEFENCES
-from fedseal.metrics.scales import PSNR
+from fedseal.metrics.scales import PSNR, scale_called
 from fedseal.report.recommendation import Advice, advise, kept_by, listed, worst_rows
 from fedseal.report.servers import SERVERS, Finding, Server, findings_of
 from fedseal.report.words import RECOGNISED, percentage, plural
@@ -129,12 +129,12 @@ def _tested(run: Run) -> tuple[tuple[str, str], ...]:
     def said(field: str) -> str:
         return _several([value for scenario in run.scenarios if (value := getattr(scenario.about, field))])
 
-    when = run.ended or run.started
+    when, noun = run.ended or run.started, scale_called(run.scale).noun
     facts = {
         "System": said("system") or _several([scenario.name for scenario in run.scenarios], ", "),
         "Version": said("version"),
         "Date": when[:10] if when else "",
-        "Scope": said("scope") or _several([_scope(scenario) for scenario in run.scenarios]),
+        "Scope": said("scope") or _several([_scope(scenario, noun) for scenario in run.scenarios]),
         "Responsible": said("responsible"),
         "Signed off": said("sign_off"),
     }
@@ -149,7 +149,7 @@ def _several(texts: Sequence[str], between: str = "; ") -> str:
     return between.join(distinct[:3]) + more
 
 
-def _scope(scenario: Scenario) -> str:
+def _scope(scenario: Scenario, noun: str) -> str:
     client = scenario.client
     steps = client.local_steps * client.local_epochs
     sent = "the gradient of one step" if steps == 1 else f"the change after {steps} steps"
@@ -158,7 +158,7 @@ def _scope(scenario: Scenario) -> str:
     crowd = "" if client.aggregate == 1 else f", summed over {client.aggregate} clients"
     stage = "" if scenario.stage is None else ", later in a training"
     return (
-        f"{sent} on {plural(client.batch_size, 'image')} of `{scenario.data}`{crowd}{stage}, with the model "
+        f"{sent} on {plural(client.batch_size, noun)} of `{scenario.data}`{crowd}{stage}, with the model "
         f"`{scenario.model}`"
     )
 

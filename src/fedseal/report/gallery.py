@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedseal.audit.cells import Cell
 from fedseal.audit.run import Run
-from fedseal.metrics.scales import PSNR
-from fedseal.report.passages import Passage, compared
+from fedseal.metrics.scales import CELLS, PSNR
+from fedseal.report.passages import Passage, compared, compared_cells
 from fedseal.report.png import data_uri
 from fedseal.store.records import TrialRecord
 
@@ -77,9 +77,10 @@ def _passages(run: Run, cell: Cell, best: list[tuple[float, TrialRecord, int]], 
     """Return the best recovered samples of a cell that are words."""
     opened = {record.key: None if redact else _open_words(run, record) for _, record, _ in best}
     pairs = []
+    compare = compared_cells if cell.scale is CELLS else compared
     for score, record, index in best:
         words = opened[record.key]
-        shown = None if words is None or index >= len(words[0]) else compared(words[0][index], words[1][index])
+        shown = None if words is None or index >= len(words[0]) else compare(words[0][index], words[1][index])
         pairs.append(Pair(record.target, index, score, None, text=shown))
     seen = any(pair.text is not None for pair in pairs)
     return Gallery(cell, tuple(pairs), total, "redacted" if redact else "shown" if seen else "missing")
