@@ -369,30 +369,36 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
         cells = " | ".join(_cell(row["cells"].get(column), away.get(column)) for column in columns)
         ideal = "–" if row.get("ideal") is None else f"{row['ideal']:.1f}"
         lines.append(f"| {name} ({row['targets']}) | {row['guess']:.1f} | {ideal} | {cells} |")
-    better = [
-        f"`{column}` by {away.mean:.1f} dB [{away.low:.1f}, {away.high:.1f}] in {name}"
-        for name, found in differences.items()
-        for column, away in found.items()
-        if away.low > 0
-    ]
-    blurred = [
-        f"`{column}` in {name}"
-        for name, found in differences.items()
-        for column, away in found.items()
-        if away.mean > 0 and shown[name]["cells"][column]["first"] < shown[name]["cells"]["tv"]["first"]
-    ]
     missing = [str(row) for row in every_row() if str(row) not in shown]
     refused = [f"{name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
     ignored = [name for name, row in shown.items() if _ignores(row.get("way", {}))]
     lines += ["", f"The defence is ignored, as that did better on shadows, in: {', '.join(ignored) or 'no row'}."]
-    lines += ["", "Reliably more than `tv` finds: " + ("; ".join(better) if better else "none") + "."]
-    lines += [
-        "",
-        f"Nearer by PSNR, yet fewer originals are singled out: {'; '.join(blurred)}.",
-    ] * bool(blurred)
+    lines += ["", *_summary(shown, differences)]
     lines += ["", f"Not run, so nothing is claimed of: {', '.join(missing)}."] if missing else []
     lines += ["", "Refused: " + "; ".join(refused)] if refused else []
     return "\n".join(lines) + "\n"
+
+
+def _summary(shown: dict[str, dict[str, Any]], differences: dict[str, dict[str, Interval]]) -> list[str]:
+    """Return a table of how often each column finds reliably more or less than total variation, and singles out."""
+    lines = [
+        "Over the rows that have the column, against `tv` (reliably: the interval excludes zero):",
+        "",
+        "| | rows | reliably nearer | reliably further | dB, least to most | singles out more | fewer |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for column in [*(name for name in COLUMNS if name != "tv"), "denoised"]:
+        rows = {name: found[column] for name, found in differences.items() if column in found}
+        if not rows:
+            continue
+        more = [shown[name]["cells"][column]["first"] - shown[name]["cells"]["tv"]["first"] for name in rows]
+        means = [away.mean for away in rows.values()]
+        lines.append(
+            f"| `{column}` | {len(rows)} | {sum(away.low > 0 for away in rows.values())} "
+            f"| {sum(away.high < 0 for away in rows.values())} | {min(means):+.1f} to {max(means):+.1f} "
+            f"| {sum(one > 0 for one in more)} | {sum(one < 0 for one in more)} |"
+        )
+    return lines
 
 
 def _differences(cells: dict[str, Any]) -> dict[str, Interval]:
