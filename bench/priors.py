@@ -179,6 +179,8 @@ def _run(
         reading, _ = Reader(setup).run(ReadingJob(row.defence, 0, str(row)))
         held["ideal"] = reading.psnr_db
         yield held
+    if not lacking:
+        return
     aware, shadows, held["way"] = _better_way(aware, shadows, each, _TRIED[row.network])
     observations = [_settled(one) for one in aware]
     for name in lacking:
