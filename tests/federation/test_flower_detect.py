@@ -14,6 +14,7 @@ from torch import nn
 
 from fedseal.core.batch import Batch
 from fedseal.core.errors import UsageError
+from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
 from fedseal.detection.fingerprints import odd_ones_out
 from fedseal.flower import detect
@@ -90,3 +91,27 @@ def test_a_warning_client_answers_all_the_same(flower: Any, caplog: pytest.LogCa
     assert "received a suspicious model: " in caplog.text
     with pytest.raises(UsageError, match="no reaction 'shout'"):
         detect(network, on_alarm="shout")  # type: ignore[arg-type]
+
+
+def test_adapters_set_back_after_a_round_of_training_are_refused(flower: Any) -> None:
+    spec = "vit-tiny:width=24,heads=2,depth=1,adapters=8"
+
+    def adapted() -> nn.Module:
+        return build_model(spec, input_shape=DIGITS.shape, num_classes=10, seed=1)
+
+    fresh = adapted().state_dict()
+    trained = fresh | {"blocks.0.adapter.up.weight": 0.01 * torch.randn(24, 8, generator=generator(0))}
+    client = ClientApp(mods=[detect(adapted, batch=samples)])
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        first = message.content["config"]["server-round"] == 1
+        answer = trained if first else fresh  # what the server sends next is set back
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": ArrayRecord(answer), "metrics": metrics}), reply_to=message)
+
+    grid = flower.grid(client, 2, {})
+    FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=ArrayRecord(fresh), num_rounds=3)
+    refused = [reply.has_error() for reply in grid.replies]
+    assert refused == [False] * 4 + [True] * 2
+    assert "zero again" in str(grid.contexts[2].state.config_records[FINDINGS]["alarms"])

@@ -13,9 +13,10 @@ from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.errors import InputError
 from fedseal.core.tensors import check_finite
 from fedseal.detection import weights as signs
+from fedseal.detection.adapters import body_norms, body_of_fresh
 from fedseal.detection.death import died_at
 from fedseal.detection.gradients import sample_norms
-from fedseal.detection.readings import DIED, MEANINGS, THRESHOLDS, Check, Reading
+from fedseal.detection.readings import DIED, FRESH, MEANINGS, THRESHOLDS, Check, Reading
 from fedseal.models.structure import ExecutedLayer, executed_layers
 
 _SAMPLES = 64
@@ -37,11 +38,14 @@ class Detection:
         dsnr: signal-to-noise ratio per layer; empty without a batch of two or more. No alarm by itself: honest
             networks that have learnt all samples of a batch but one have any ratio.
         died_at: the layer at which the network died in training, if it did: then no gradient passes, and none leaks.
+        fresh: whether what is trained are adapters that end in zeros, which let no gradient reach what is in front of
+            them: honest in a first round, and a way to suppress a client in a later one.
     """
 
     readings: tuple[Reading, ...]
     dsnr: dict[str, float] = field(default_factory=dict)
     died_at: str | None = None
+    fresh: bool = False
 
     @property
     def alarms(self) -> tuple[Reading, ...]:
@@ -63,6 +67,8 @@ class Detection:
             lines.append(f"note   d-snr is largest in `{layer}`: {value:.3g}")
         if self.died_at is not None:
             lines.append(f"note   the network died at `{self.died_at}`: {DIED}")
+        if self.fresh:
+            lines.append(f"note   {FRESH}")
         verdict = "do not answer: this model looks like a weapon" if self.suspicious else "nothing suspicious was found"
         return "\n".join([verdict, *lines])
 
@@ -71,6 +77,7 @@ class Detection:
         return {
             "suspicious": self.suspicious,
             "died_at": self.died_at,
+            "fresh": self.fresh,
             "dsnr": {name: _plain(value) for name, value in self.dsnr.items()},
             "readings": [
                 {
@@ -115,21 +122,26 @@ def detect(
     found: list[tuple[Check, str, float | None]] = list(_weight_readings(model))
     dsnr: dict[str, float] = {}
     died: str | None = None
+    body: ExecutedLayer | None = None
     if batch is not None:
         like = next(model.parameters())
         used = batch.pick(slice(_SAMPLES)).to(like.device, like.dtype)
         layers = executed_layers(copy.deepcopy(model), normalisation(used.inputs))
         found += _head_readings(layers[-1])
         norms = sample_norms(model, used, normalisation)
-        first = _first_reached(model, [layer for layer in layers if layer.weight_name in norms.layers])
-        if first is not None:
+        trained = [layer for layer in layers if layer.weight_name in norms.layers]
+        body = body_of_fresh(model, layers, trained)
+        if trained:
+            first = trained[0 if body is None else 1].weight_name
             blocked = norms.blocked(first)
+            if body is not None:
+                blocked = max(blocked, body_norms(model, used, normalisation).blocked(body.weight_name))
             died = died_at(layers) if blocked > limits["blocked gradient"] else None
             found.append(("blocked gradient", first, blocked if died is None else None))
         if len(used) > 1:
             dsnr = norms.dsnr()
             found += [("relative d-snr", name, value) for name, value in norms.relative_dsnr().items()]
-    return Detection(_worst(found, limits), dsnr, died)
+    return Detection(_worst(found, limits), dsnr, died, body is not None)
 
 
 def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
@@ -148,19 +160,6 @@ def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
         else:
             found.append(("bare kernels", name, signs.bare_kernels(rows)))
     return found
-
-
-def _first_reached(model: nn.Module, trained: list[ExecutedLayer]) -> str | None:
-    """Return the weight of the first trained layer that a gradient should reach.
-
-    Fresh adapters end in a layer of zeros, so that they change nothing at first: no gradient reaches what is in front
-    of it. That is said of models with a frozen part alone; elsewhere zeros are no beginning.
-    """
-    adapted = any(not parameter.requires_grad for parameter in model.parameters())
-    empty = [adapted and not bool(model.get_parameter(layer.weight_name).any()) for layer in trained]
-    return next(
-        (layer.weight_name for layer, zeros in zip(trained, [*empty[1:], False], strict=False) if not zeros), None
-    )
 
 
 def _head_readings(layer: ExecutedLayer) -> list[tuple[Check, str, float | None]]:

@@ -64,6 +64,9 @@ MEANINGS: dict[Check, str] = {
 DIED = "its gradient is zero on this batch, so nothing of these images leaks, and nothing is learnt from them"
 """What it means that a network died in training."""
 
+FRESH = "the adapters are as new, and end in zeros: expect that in the first round alone"
+"""What to make of fresh adapters."""
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -31,6 +31,7 @@ OnAlarm: TypeAlias = Literal["refuse", "warn"]
 """What happens on an alarm: the client does not answer, or it does and logs why it should not have."""
 
 _OPEN = ("on_alarm",)
+_SET_BACK = "adapters that were trained are zero again, as when all clients but one are suppressed"
 _LOG = logging.getLogger("fedseal.flower")
 
 
@@ -60,16 +61,26 @@ class _Detect:
         """Return why the model is suspicious, or None; leave what was found in the context."""
         _, record = only_arrays(message.content, "train message")
         model = self.model()
+        trained = bool(context.state.config_records.get(FINDINGS, ConfigRecord()).get("trained"))
         try:
             _load(model, to_tensors(record, "train message"))
             batch = self.batch(context) if callable(self.batch) else self.batch
             found = detect_model(model, batch, normalisation=self.normalisation)
         except FedsealError as error:
-            context.state.config_records[FINDINGS] = ConfigRecord({"suspicious": True, "alarms": [error.message]})
+            context.state.config_records[FINDINGS] = ConfigRecord(
+                {"suspicious": True, "alarms": [error.message], "trained": trained}
+            )
             return error.message
         alarms = [str(reading) for reading in found.alarms]
+        if trained and found.fresh:
+            alarms.append(_SET_BACK)
         context.state.config_records[FINDINGS] = ConfigRecord(
-            {"suspicious": found.suspicious, "alarms": alarms, "fingerprint": fingerprint(model)}
+            {
+                "suspicious": bool(alarms),
+                "alarms": alarms,
+                "fingerprint": fingerprint(model),
+                "trained": trained or not found.fresh,
+            }
         )
         return "; ".join(alarms) if alarms else None
 
