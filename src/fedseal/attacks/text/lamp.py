@@ -7,11 +7,11 @@ and keep the best by distance and `fluency` times the loss of the language model
 Threat model: honest but curious server that knows labels, or infers them, the lengths of the texts, and public texts.
 Departures: a rearrangement is judged by the logarithm of the distance plus `fluency` times the language model's loss,
 and TAG's distance is counted in that of the start: the authors' weights are in the units of BERT's gradients, and other
-models have others. The language model is one of
-pairs of neighbours in the public texts, with the clients' own tokens, so that nothing is tokenised again (the authors
-trained a GPT-2 on the victim's vocabulary); the mean length of embeddings is the model's own, not 1.4; `layers` matches
-the first blocks only.
-Cost: a second derivative per step, a first one for each rearrangement.
+models have others. The language model is one of pairs of neighbours in the public texts, with the clients' own tokens,
+so that nothing is tokenised again (the authors trained a GPT-2 on the victim's vocabulary), or stories15M, which reads
+the text in tokens of its own; the mean length of embeddings is the model's own, not 1.4; `layers` matches the first
+blocks only.
+Cost: a second derivative per step, a first one for each rearrangement; with `prior=stories15m` a pass of that too.
 Known breaks: as of `tag`.
 """
 
@@ -24,8 +24,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from fedseal.attacks.text.fluency import Fluency, Prior, fluency_of
 from fedseal.attacks.text.matching import Match, TextProblem, norm_of
-from fedseal.attacks.text.ordering import Bigrams, rearranged
+from fedseal.attacks.text.ordering import rearranged
 from fedseal.attacks.text.tag import EmbeddingAttack, Masks
 from fedseal.core.attack import register_attack
 from fedseal.core.registry import Info
@@ -58,6 +59,7 @@ class Lamp(EmbeddingAttack):
         proposals: rearrangements tried of each text.
         norm: weight of the vectors' length.
         fluency: weight of the language model: a text that is likelier by one nat may be further off by this share.
+        prior: the language model: `n-gram`, pairs in public texts, or `stories15m` (`fedseal data get stories15m`).
         dropout: `masks` seeks those of clients that train with dropout, as GRAB does; `ignored` takes it for off.
     """
 
@@ -72,11 +74,13 @@ class Lamp(EmbeddingAttack):
         proposals: int = 200,
         norm: float = 1.0,
         fluency: float = 0.2,
+        prior: Prior = "n-gram",
         dropout: Masks = "ignored",
     ) -> None:
         self.match, self.iterations, self.rate, self.layers = match, iterations, rate, layers
         self.starts, self.every, self.proposals = starts, every, proposals
         self.norm, self.fluency, self.dropout = norm, fluency, dropout
+        self.prior: Prior = prior
 
     def start(self, problem: TextProblem, sources: Sequence[torch.Generator]) -> Tensor:
         """Return the best of random starts, then of its orders, at the embeddings' mean length."""
@@ -112,7 +116,7 @@ class Lamp(EmbeddingAttack):
         every = min(self.every, max(1, steps // 8))
         if step < _BURN_IN * steps or step % every != 1 % every:
             return words
-        prior = self._prior(problem)
+        prior = fluency_of(self.prior, problem.tokeniser, problem.known.auxiliary)
         best, least = words, self._score(problem, words, masks, prior)
         for proposal in range(1, self.proposals):
             for text in range(words.shape[1]):
@@ -132,20 +136,13 @@ class Lamp(EmbeddingAttack):
         stage = max(1, round(_STEP * steps / 2000))
         return float(_KEPT ** (step // stage))
 
-    def _score(self, problem: TextProblem, words: Tensor, masks: Sequence[Tensor], prior: Bigrams | None) -> Tensor:
+    def _score(self, problem: TextProblem, words: Tensor, masks: Sequence[Tensor], prior: Fluency | None) -> Tensor:
         with torch.no_grad():
             value = problem.mismatch(words, masks).clamp(min=_TINY).log()
         if prior is None:
             return value
-        texts = [problem.tokeniser.content(own) for own in problem.read(words)]
-        losses = [sum(prior.loss(text) for text in own) / len(own) for own in texts]
-        return value + self.fluency * torch.tensor(losses).to(value)
-
-    def _prior(self, problem: TextProblem) -> Bigrams | None:
-        public = problem.known.auxiliary
-        if public is None:
-            return None
-        return Bigrams(problem.tokeniser.content(public.inputs.cpu()), problem.tokeniser.size)
+        losses = prior(problem.read(words).flatten(0, 1).cpu()).view(len(value), -1).mean(1)
+        return value + self.fluency * losses.to(value)
 
     def _reordered(self, problem: TextProblem, words: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         changed = words.clone()
