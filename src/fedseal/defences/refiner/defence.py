@@ -51,11 +51,9 @@ from fedseal.defences.refiner.utility import (
     public_scale,
 )
 from fedseal.defences.refiner.words import (
-    WordEvaluator,
-    WordJudge,
+    OwnEvaluator,
     WordPasses,
     check_fit_for_words,
-    fit_evaluator,
     is_text,
     without_embeddings,
 )
@@ -154,8 +152,7 @@ class Refiner(Defence):
         self._memory = RefinedMemory(self.warm)
         self._true: Tensors = {}
         self._scale: Tensor = torch.ones(())
-        self._texts: Tensor | None = None
-        self._evaluator: WordEvaluator | None = None
+        self._words = OwnEvaluator()
         self._sent: Tensors | None = None
         self._seen: Step | None = None
         self._passes = 0.0
@@ -163,8 +160,7 @@ class Refiner(Defence):
 
     def prepare(self, dataset: Batch, generator: torch.Generator) -> Batch:
         """Keep a client's texts, of which the evaluation network of words is trained; of images nothing is needed."""
-        self._texts = dataset.inputs if is_text(dataset) else None
-        self._evaluator = None
+        self._words.keep(dataset)
         return dataset
 
     def on_batch(self, batch: Batch, context: RoundContext) -> Batch:
@@ -204,11 +200,7 @@ class Refiner(Defence):
         if not isinstance(passes, WordPasses):
             return self._judge
         check_fit_for_words(self.privacy, self.scope)
-        if self.privacy == "mse":
-            return self._judge
-        if self._evaluator is None:
-            self._evaluator = fit_evaluator(batch.inputs if self._texts is None else self._texts, passes.vectors)
-        return WordJudge(self._evaluator, batch.inputs)
+        return self._judge if self.privacy == "mse" else self._words.judge(passes, batch)
 
     def _utility(
         self, passes: ClientPasses, images: Tensor, batch: Batch, context: RoundContext
@@ -278,7 +270,7 @@ class Refiner(Defence):
         if not self.acts:
             return AttackerView(self.name, parameters)
         bounded = self.ball.size < float("inf")
-        channel = self._channel()
+        channel = Channel() if self._seen is None else self._seen.channel(self._radius)
         if self.adaptive == "appendix-m" and bounded:
             read = on_the_sphere(self._scale, self._known_radius)
             return AttackerView(self.name, parameters, read=read, channel=channel)
@@ -291,10 +283,3 @@ class Refiner(Defence):
     def _known_radius(self, observed: Tensors) -> Tensor | float:
         """Return the ball's radius to who sees an upload: a share is taken of that upload's norm, which is public."""
         return self.ball.size * norm(observed) if self.ball.is_relative else self._radius
-
-    def _channel(self) -> Channel:
-        """Return what the upload is a function of: the refined images, or, moved into the ball, nearly the private."""
-        if self._seen is None:
-            return Channel()
-        fed = not self._seen.projected and self._sent is None
-        return Channel(deviation=min(self._radius, self._seen.gap), fed=fed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedseal.core.caveat import Caveat
+from fedseal.core.channel import Channel
 from fedseal.defences.refiner.refinement import Refined
 
 MOSTLY_TRUE = 0.5
@@ -47,6 +48,14 @@ class Step:
             f"MSE(x*, x) {self.error:.4f}; |g* - g| = {self.gap:.3g}, {outcome}; at the start "
             f"|dUM/dx| = {self.refined.utility_slope:.2g} and |dPM/dx| = {self.refined.privacy_slope:.2g}{words}"
         )
+
+    def channel(self, radius: float) -> Channel:
+        """Return what the upload is a function of: the refined images, or, moved into the ball, nearly the private.
+
+        Args:
+            radius: how far all local steps together can be from the true update.
+        """
+        return Channel(deviation=min(radius, self.gap), fed=not self.projected and self.kept is None)
 
     def caveats(self) -> tuple[Caveat, ...]:
         """Say when the projection has given most of the true gradient back."""

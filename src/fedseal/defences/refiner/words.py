@@ -148,6 +148,24 @@ def fit_evaluator(texts: Tensor, vectors: Tensor) -> WordEvaluator:
     return network.eval().requires_grad_(False)
 
 
+class OwnEvaluator:
+    """The evaluation network of one client's words: trained when it is first asked, and forgotten with its texts."""
+
+    def __init__(self) -> None:
+        self._texts: Tensor | None = None
+        self._network: WordEvaluator | None = None
+
+    def keep(self, dataset: Batch) -> None:
+        """Keep a client's texts to train on; of anything else, nothing."""
+        self._texts, self._network = (dataset.inputs if is_text(dataset) else None), None
+
+    def judge(self, passes: WordPasses, batch: Batch) -> WordJudge:
+        """Return PM of a batch, by a network trained on the client's texts, or on the batch if none were kept."""
+        if self._network is None:
+            self._network = fit_evaluator(batch.inputs if self._texts is None else self._texts, passes.vectors)
+        return WordJudge(self._network, batch.inputs)
+
+
 def is_text(batch: Batch) -> bool:
     """Return whether a batch holds words."""
     return batch.modality == TEXT
