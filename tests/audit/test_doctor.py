@@ -205,3 +205,12 @@ def test_layers_that_leak_exactly_are_told_before_any_attack():
     assert any("the samples themselves" in text for text in told)
     smooth = build_setup(Scenario(data="faces:size=8", model="mlp:width=32,activation=sigmoid", targets=1))
     assert not [finding for finding in examine(smooth) if finding.topic == "exact leak"]
+
+
+def test_rows_of_embeddings_are_told_for_what_they_name():
+    setup = build_setup(
+        Scenario(data="text:notes?length=12&limit=60", model="text-encoder:width=8,layers=1", targets=1)
+    )
+    told = [finding.text for finding in examine(setup) if finding.topic == "exact leak"]
+    assert any("words.weight" in text and "exactly the tokens of the batch" in text for text in told)
+    assert any("positions.weight" in text and "exactly the places that a text" in text for text in told)

@@ -123,7 +123,7 @@ def test_reports_tell_what_changed(run: Run) -> None:
     found = compare_runs(run, changed(run, shifted(lambda r: 3 + 0.1 * r.target)))
     html = render_html(run, comparison=found)
     assert "Since the baseline" in html
-    assert "likeness of rebuilt images" in html
+    assert "likeness of what was rebuilt" in html
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render_comparison(found))
     assert "worse" in console.export_text()

@@ -48,7 +48,7 @@ def _squashed(function: str, loss: str, consequence: str) -> Finding:
 
 
 def data_notes(setup: Setup) -> Iterator[Finding]:
-    """Say what was done to the images that their owner should know."""
+    """Say what was done to the data that their owner should know."""
     for note in setup.private.notes:
         text, _, advice = note.partition(". ")
-        yield Finding(severity="warning", topic="pictures", text=f"{text}.", advice=f"{advice}." if advice else "")
+        yield Finding(severity="warning", topic="data", text=f"{text}.", advice=f"{advice}." if advice else "")

@@ -22,6 +22,7 @@ from fedseal.audit.cells import NEAR_PRIOR_DB, Cell, Row, Standing
 from fedseal.audit.run import Run
 from fedseal.core.errors import UsageError
 from fedseal.metrics.intervals import FEWEST, Interval
+from fedseal.metrics.scales import PSNR
 from fedseal.metrics.shares import clustered_share
 from fedseal.store.records import TrialRecord
 
@@ -39,24 +40,25 @@ class Reading:
 
     Attributes:
         name: in words.
-        unit: `dB` or `share`.
+        unit: that of the scale (`score`), or `share`.
         matters: the least difference worth reporting.
         of: its value in a trial; None where it has none.
     """
 
     name: str
-    unit: Literal["dB", "share"]
+    unit: Literal["score", "share"]
     matters: float
     of: Callable[[TrialRecord], float | None]
 
 
 def _first(record: TrialRecord) -> float | None:
-    ranks = record.ranks.get("correlation")
+    """Return the share of originals that are first by the first similarity recorded: correlation, or shared words."""
+    ranks = next(iter(record.ranks.values()), None)
     return None if not ranks else fmean(float(rank == 1) for rank in ranks)
 
 
 READINGS: tuple[Reading, ...] = (
-    Reading("likeness of rebuilt images", "dB", 0.5, lambda r: fmean(r.psnr) if r.psnr else None),
+    Reading("likeness of what was rebuilt", "score", 0.5, lambda r: fmean(r.psnr) if r.psnr else None),
     Reading("originals picked out of strangers", "share", 0.01, _first),
     Reading("labels read", "share", 0.01, lambda r: None if r.label_chance is None else r.label_accuracy),
 )
@@ -72,6 +74,7 @@ class Change:
         difference: after minus before, with its interval; without one where batches are too few.
         paired: whether the same batches were attacked.
         direction: what it means.
+        unit: of a score.
     """
 
     reading: Reading
@@ -80,6 +83,7 @@ class Change:
     difference: Interval
     paired: bool
     direction: Direction
+    unit: str = PSNR.unit
 
 
 @dataclass(frozen=True)
@@ -219,16 +223,15 @@ def _changes(before: Cell, after: Cell, level: float, *, paired: bool) -> Iterab
         if not then or not now:
             continue
         both = sorted(set(then) & set(now))
-        by_batch = paired and reading.unit == "dB" and len(both) >= min(FEWEST, len(now))
+        by_batch = paired and reading.unit == "score" and len(both) >= min(FEWEST, len(now))
         if reading.unit == "share":
             difference = _newcombe(list(then.values()), list(now.values()), level)
         elif by_batch:
             difference = _student([now[target] - then[target] for target in both], level)
         else:
             difference = _welch(list(then.values()), list(now.values()), level)
-        yield Change(
-            reading, fmean(then.values()), fmean(now.values()), difference, by_batch, _direction(difference, reading)
-        )
+        means, direction = (fmean(then.values()), fmean(now.values())), _direction(difference, reading)
+        yield Change(reading, *means, difference, by_batch, direction, after.scale.unit)
 
 
 def _values(records: Sequence[TrialRecord], reading: Reading) -> Mapping[int, float]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedseal.attacks.spectrum import spectrum
 from fedseal.audit.setup import Setup, Target
+from fedseal.core.tokeniser import Tokeniser
 from fedseal.models.gates import LinearGate, linear_gates
 from fedseal.store.findings import Finding
 
@@ -61,11 +62,15 @@ def _sentence(gate: LinearGate, gradient: Tensor, samples: int) -> str:
 
 
 def _embeddings(setup: Setup) -> Iterator[str]:
+    """Say of trained embeddings what their rows name: tokens, where there is a row for each, or places in a text."""
+    encoding = setup.private.encoding
+    tokens = encoding.size if isinstance(encoding, Tokeniser) else 0
     for name, module in setup.model.named_modules():
         if isinstance(module, nn.Embedding) and module.weight.requires_grad:
+            what = "tokens of the batch" if module.num_embeddings >= tokens else "places that a text of the batch fills"
             yield (
                 f"{name}.weight is an embedding that is trained: the rows of its gradient that are not zero are "
-                "exactly the tokens of the batch, whatever its size."
+                f"exactly the {what}, whatever its size."
             )
 
 

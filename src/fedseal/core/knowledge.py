@@ -132,6 +132,12 @@ class Knowledge:
     def _noun(self) -> str:
         return "images" if self.modality == IMAGE else "samples"
 
+    @property
+    def _entering(self) -> str:
+        if self.normalisation is not None and not self.normalisation.is_identity:
+            return "mean and deviation given"
+        return "none, images enter the model in [0, 1]" if self.modality == IMAGE else "none"
+
     def ledger(self) -> dict[str, str]:
         """Return every capability with what was given, in words a privacy officer can read."""
         return {
@@ -149,7 +155,7 @@ class Knowledge:
             "local steps": _describe_steps(self.local_steps, self.local_epochs, self.clients),
             "optimiser": self._steps_by(),
             "learning rate": _given(self.learning_rate),
-            "normalisation": "not given" if self.normalisation is None else _describe_normalisation(self.normalisation),
+            "normalisation": "not given" if self.normalisation is None else self._entering,
             "public data": "none" if self.auxiliary is None else f"{len(self.auxiliary)} {self._noun} no client holds",
             "defence": "not known" if self.defence is None else self.defence.describe(),
             "rehearsal": "none" if self.rehearse is None else self.rehearse.describe(),
@@ -187,7 +193,3 @@ def _describe_labels(rule: LabelRule, given: bool, public: bool) -> str:
         return "not given; optimised together with the images"
     helped = ", which may use the public data" if public else ""
     return f"not given; inferred from the update by the rule `{rule}`{helped}"
-
-
-def _describe_normalisation(normalisation: Normalisation) -> str:
-    return "none, images enter the model in [0, 1]" if normalisation.is_identity else "mean and deviation given"

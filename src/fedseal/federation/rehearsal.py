@@ -69,8 +69,9 @@ class Rehearsal:
 
     def describe(self) -> str:
         """Return what is rehearsed, in words for the knowledge ledger."""
+        held = "images" if self.modality == IMAGE else "data"
         how = "no defence" if self.defence == "none" else f"`{self.defence}` as a black box"
-        return f"the server plays clients itself, with its public images and {how}"
+        return f"the server plays clients itself, with its public {held} and {how}"
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, seed: int) -> Iterator[dict[str, Tensor]]:
         """Yield updates of batches, stacked [n, ...] per parameter, in order and as many at once as memory allows.

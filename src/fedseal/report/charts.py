@@ -128,8 +128,9 @@ def chance_chart(matrix: Matrix) -> ChanceChart:
             if square.worst is not None
         )
         baselines = tuple(
-            Baseline(baseline_name(name), scale.guesses.get(name, ""), value, axis.place(value), name in ORACLES)
+            Baseline(said, scale.guesses.get(name, ""), value, axis.place(value), name in ORACLES)
             for name, value in sorted(means[row.defence].items(), key=partial(_by_weight, row))
+            for said in [baseline_name(name, scale.noun)]
         )
         if lanes:
             groups.append(LaneGroup(row, lanes, baselines))
@@ -142,9 +143,9 @@ def _by_weight(row: Row, item: tuple[str, float]) -> tuple[bool, bool, float]:
     return row.worst is None or name != row.worst.baseline, name in ORACLES, -value
 
 
-def baseline_name(key: str) -> str:
-    """Return a baseline's name in words."""
-    return {"nearest": "nearest public image", "flat": "flat colour"}.get(key, key.replace("_", " "))
+def baseline_name(key: str, noun: str = "image") -> str:
+    """Return a baseline's name in words, of what a sample is called."""
+    return {"nearest": f"nearest public {noun}", "flat": "flat colour"}.get(key, key.replace("_", " "))
 
 
 def baseline_means(row: Row) -> dict[str, float]:

@@ -38,11 +38,12 @@ def _passes(client: ClientConfig) -> str:
 def _head(cells: list[Cell]) -> str:
     """Return the table's head in the words of what was measured."""
     scale = next((cell.scale for cell in cells if cell.psnr is not None), PSNR)
-    unit = scale.unit
+    unit, image = scale.unit, scale is PSNR
+    looks, ideal = (" SSIM | LPIPS |", f"ideal ({unit})") if image else ("", "ideal")
     return (
-        f"| attack | defence | attacker | {scale.title} ({unit}) | SSIM | LPIPS | attacker-best ({unit}) | "
-        f"best {scale.noun} ({unit}) | labels | over chance ({unit}) | picked out | ideal ({unit}) | n | s per batch | "
-        "risk | decided by |\n" + "|---" * 16 + "|\n"
+        f"| attack | defence | attacker | {scale.title} ({unit}) |{looks} attacker-best ({unit}) | "
+        f"best {scale.noun} ({unit}) | labels | over chance ({unit}) | picked out | {ideal} | n | s per batch | "
+        "risk | decided by |\n" + "|---" * (16 if image else 14) + "|\n"
     )
 
 
@@ -70,8 +71,9 @@ def _row(cell: Cell) -> str:
         return f"{head} {'not applicable: ' if cell.refused else ''}{escaped(why)} |" + " |" * 12
     done = cell.succeeded
     seconds = sum(r.seconds for r in done) / len(done)
+    looks = f" {_interval(cell.ssim, 2)} | {_interval(cell.lpips, 2)} |" if cell.scale is PSNR else ""
     return (
-        f"{head} {_interval(cell.psnr)} | {_interval(cell.ssim, 2)} | {_interval(cell.lpips, 2)} | "
+        f"{head} {_interval(cell.psnr)} |{looks} "
         f"{_interval(cell.best_psnr)} | {cell.max_psnr:.1f} | {label_words(cell.labels)} | "
         f"{_interval(cell.excess)} | {picked_share(cell.picked)} | {ideal_words(cell.ideal)} | {len(done)} | "
         f"{seconds:.1f} | {cell.standing.words} | {cell.decided or '–'} |"

@@ -90,7 +90,7 @@ def _remarks(matrix: Matrix) -> list[Text]:
     worst = worst_cell(cell for row in matrix.rows for cell in row.cells)
     if worst is not None and worst.baseline is not None:
         scale = worst.scale
-        guess = f"{printable(baseline_name(worst.baseline))}, {number(worst.baseline_psnr)} {scale.unit}"
+        guess = f"{printable(baseline_name(worst.baseline, scale.noun))}, {number(worst.baseline_psnr)} {scale.unit}"
         said = f"Mean {scale.title} in {scale.unit} ± half of its 95 % interval. Best attainable guess: {guess}."
         remarks.append(Text(said))
     for row in matrix.rows:

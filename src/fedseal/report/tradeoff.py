@@ -9,12 +9,15 @@ import yaml
 from fedseal._version import VERSION
 from fedseal.core.files import write_atomically
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.scales import PSNR, Scale
 from fedseal.report import words
 from fedseal.report.html import template_environment
 from fedseal.report.tradeoff_chart import HEIGHT, WIDTH, TradeoffChart, hue_degrees, tradeoff_chart
 from fedseal.report.tradeoff_machine import tradeoff_csv, tradeoff_json
 from fedseal.report.tradeoff_png import tradeoff_png
 from fedseal.tradeoff.curves import KEPT_UTILITY, Curve, Point, Tradeoff
+
+_LOOKS = " SSIM naive | SSIM aware | LPIPS naive | LPIPS aware |"
 
 
 def write_tradeoff_reports(tradeoff: Tradeoff, directory: Path) -> dict[str, Path]:
@@ -81,11 +84,10 @@ def render_tradeoff(tradeoff: Tradeoff) -> str:
     ]
     costs += [_cost_row(point, tradeoff.undefended, scale.unit) for point in points]
     leaks = [
-        f"| defence | attack | {title} naive | {title} aware "
-        "| SSIM naive | SSIM aware | LPIPS naive | LPIPS aware | n |",
-        "|---" * 9 + "|",
+        f"| defence | attack | {title} naive | {title} aware |{_LOOKS if scale is PSNR else ''} n |",
+        "|---" * (9 if scale is PSNR else 5) + "|",
     ]
-    leaks += [_leak_row(point, attack) for point in points for attack in scenario.attacks]
+    leaks += [_leak_row(point, attack, scale) for point in points for attack in scenario.attacks]
     best = [f"- {curve.sweep.family}: {choice(tradeoff, curve)}" for curve in tradeoff.curves]
     caution = [tradeoff.caution, ""] if tradeoff.caution else []
     return "\n".join([head, *caution, *costs, "", *leaks, "", *best]) + "\n"
@@ -116,18 +118,17 @@ def _cost_row(point: Point, plain: Point, unit: str) -> str:
     return f"| `{point.defence}` | " + " | ".join(figures) + " |"
 
 
-def _leak_row(point: Point, attack: str) -> str:
+def _leak_row(point: Point, attack: str, scale: Scale) -> str:
     naive, aware = (point.cell(aware=known, attack=attack) for known in (False, True))
     if naive is None and aware is None:
         cells = () if point.row is None else point.row.cells
         said = next((record.message for c in cells if c.attack == attack for record in c.records if record.message), "")
-        return f"| `{point.defence}` | `{attack}` | {said or 'not attacked'} |" + " |" * 6
+        return f"| `{point.defence}` | `{attack}` | {said or 'not attacked'} |" + " |" * (6 if scale is PSNR else 2)
     both = (naive, aware)
-    figures = [
-        *(_interval(cell.psnr if cell else None) for cell in both),
-        *(_interval(cell.ssim if cell else None, 2) for cell in both),
-        *(_interval(cell.lpips if cell else None, 2) for cell in both),
-    ]
+    figures = [_interval(cell.psnr if cell else None) for cell in both]
+    if scale is PSNR:
+        figures += [_interval(cell.ssim if cell else None, 2) for cell in both]
+        figures += [_interval(cell.lpips if cell else None, 2) for cell in both]
     count = next((cell.psnr.n for cell in both if cell and cell.psnr), 0)
     return f"| `{point.defence}` | `{attack}` | " + " | ".join(figures) + f" | {count} |"
 

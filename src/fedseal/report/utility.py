@@ -35,7 +35,7 @@ def _setting(run: TrainingRun) -> str:
     return (
         f"# Accuracy under each defence: {scenario.name}\n\nBy `{run.command}`.\n\n"
         f"`{scenario.model}` on `{scenario.data}` ({run.environment['training images']} training and {run.test_images} "
-        f"test images), {words.plural(scenario.clients, 'client')} ({sampled} per round), partition "
+        f"test samples), {words.plural(scenario.clients, 'client')} ({sampled} per round), partition "
         f"`{scenario.partition}`; {federation.algorithm}, {steps}, batch {federation.batch_size or 'all'}, learning "
         f"rate {federation.learning_rate:g}, client momentum {federation.momentum:g}, server learning rate "
         f"{federation.server_learning_rate:g}, server momentum {federation.server_momentum:g}, "

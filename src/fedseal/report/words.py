@@ -180,7 +180,7 @@ def change_words(change: Change) -> str:
     if change.reading.unit == "share":
         return f"{percentage(change.before)} to {percentage(change.after)}"
     difference = f"{number(change.difference.mean, sign=True)}, {span(change.difference, sign=True)}"
-    return f"{number(change.before)} to {number(change.after)} dB ({difference})"
+    return f"{number(change.before)} to {number(change.after)} {change.unit} ({difference})"
 
 
 def plural(count: int, noun: str) -> str:

@@ -142,7 +142,7 @@ class TrainingRun:
         if plain is None or has_learnt(plain, self.chance, self.test_images):
             return ""
         return (
-            f"The undefended federation has learnt nothing ({plain:.1%} on {self.test_images} test images; always "
+            f"The undefended federation has learnt nothing ({plain:.1%} on {self.test_images} test samples; always "
             f"giving the most frequent answer scores {self.chance:.1%}). So nothing can be said about the accuracy a "
             "defence keeps, and none is recommended. Train for more rounds, or check learning rate and data."
         )
