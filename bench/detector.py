@@ -27,9 +27,9 @@ import torch
 from scipy.stats import beta
 
 from detectorbench.chart import Curve, draw
-from detectorbench.honest import DATA, LEARNING_RATE, MODELS, STAGES, Checkpoint, checkpoints
+from detectorbench.honest import DATA, LEARNING_RATE, MODELS, PAIRS, STAGES, TEXT_MODELS, TEXTS, Checkpoint, checkpoints
 from detectorbench.trained import BATCHES, Trained, trained_weapons
-from detectorbench.weapons import ATTACKS_TRIED, NOISE, VICTIMS, Strike, strike
+from detectorbench.weapons import ADAPTED, ATTACKS_TRIED, NOISE, VICTIMS, Strike, strike, victims_of
 from fedseal.core.files import write_atomically
 from fedseal.detection.death import OUTWEIGHED
 from fedseal.detection.readings import CHECKS, THRESHOLDS
@@ -54,7 +54,7 @@ def main() -> None:
     record = Record(given.again)
     honest = [
         point
-        for name, data in product(MODELS, DATA)
+        for name, data in PAIRS
         for point in record.part(
             f"honest {name} {data} {given.seeds}", Checkpoint, partial(checkpoints, name, data, range(given.seeds))
         )
@@ -94,7 +94,7 @@ class Record:
 
 
 def _strikes(attack: str, count: int) -> Iterator[Strike]:
-    for model, noise, seed in product(VICTIMS, NOISE, range(count)):
+    for model, noise, seed in product(victims_of(attack), NOISE, range(count)):
         yield strike(attack, model, noise, seed)
 
 
@@ -172,9 +172,9 @@ def _curve(strikes: list[Strike], attack: str) -> Curve:
 
 def _page(honest: list[Checkpoint], strikes: list[Strike], weapons: list[Trained]) -> str:
     seeds = sorted({point.seed for point in honest})
-    per = len(strikes) // (len(ATTACKS_TRIED) * len(NOISE))
-    models, victims = (", ".join(f"`{name}`" for name in names) for names in (MODELS, VICTIMS))
-    planned = len(MODELS) * len(DATA) * len(STAGES) * len(seeds)
+    per = len([one for one in strikes if one.attack == ATTACKS_TRIED[0]]) // len(NOISE)
+    models, victims, of_text = (", ".join(f"`{name}`" for name in names) for names in (MODELS, VICTIMS, TEXT_MODELS))
+    planned = len(PAIRS) * len(STAGES) * len(seeds)
     return f"""# The detector: false alarms, and what it sees of weakened attacks
 
 `fedseal.detect(model, batch)` looks at a received model before the client answers. Renew this page with
@@ -184,7 +184,8 @@ def _page(honest: list[Checkpoint], strikes: list[Strike], weapons: list[Trained
 ## Honest models
 
 {len(honest)} checkpoints: {models} on
-{" and ".join(f"`{name}`" for name in DATA)}, after {", ".join(map(str, STAGES))} steps of SGD with momentum at learning
+{" and ".join(f"`{name}`" for name in DATA)}, {of_text} on `{TEXTS}`,
+after {", ".join(map(str, STAGES))} steps of SGD with momentum at learning
 rate {LEARNING_RATE:g}, seeds {seeds[0]} to {seeds[-1]}; each read with a batch of 16, even seeds with batch statistics.
 Nothing is left out that could be trained: {_lost(planned - len(honest))} Thresholds were
 chosen with the first {CALIBRATION_SEEDS} seeds in sight; false alarms are counted on the others. Values are larger the
@@ -215,7 +216,8 @@ Models far from the ones above may need thresholds of their own: `detect(..., th
 ## Attacks, whole and weakened
 
 Share of attacks detected / share that still leaks, over {per} attacks per cell (models {victims};
-digits, batch 8; LOKI and suppression with two clients). The server adds Gaussian noise to everything it altered, in
+`peftleak`, which needs adapters, on `{ADAPTED}` alone; digits, batch 8;
+LOKI and suppression with two clients). The server adds Gaussian noise to everything it altered, in
 units of its root mean square; noise 0 is the attack as it is by default. "Leaks" is the share of images read off to
 20 dB; for `fishing` and `suppression` it is the squared cosine of the isolated gradient and that of the images alone.
 For suppression the client that looks is one of those silenced: the target receives an honest model and can only notice

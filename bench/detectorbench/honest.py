@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch.nn import functional as F
 
+from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.seeds import generator
 from fedseal.data.registry import DATASETS
 from fedseal.detection.detector import detect
-from fedseal.models.registry import build_model
+from fedseal.federation.fitting import fitting_model
 
 MODELS = (
     "mlp",
@@ -22,8 +24,12 @@ MODELS = (
     "convnet:width=4",
     "resnet10:width=8",
     "vit-tiny:width=48,depth=2",
+    "vit-tiny:width=48,heads=2,depth=2,adapters=64",
 )
 DATA = ("digits", "faces:size=24")
+TEXT_MODELS = ("text-encoder:width=48", "text-encoder:width=32,layers=1,heads=4")
+TEXTS = "text:notes?length=16&limit=400"
+PAIRS = (*product(MODELS, DATA), *product(TEXT_MODELS, (TEXTS,)))
 STAGES = (0, 3, 10, 30, 100, 200)
 TRAINED_WITH, ANSWERED_WITH = 32, 16
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
@@ -58,7 +64,7 @@ def checkpoints(name: str, data: str, seeds: range) -> Iterator[Checkpoint]:
     """
     dataset = DATASETS.build(data)
     for seed in seeds:
-        model = build_model(name, input_shape=dataset.shape, num_classes=len(dataset.classes), seed=seed)
+        model = fitting_model(name, dataset, CROSS_ENTROPY, seed)
         optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
         source = generator(seed, "honest", name)
         for step in range(STAGES[-1] + 1):
@@ -73,7 +79,7 @@ def checkpoints(name: str, data: str, seeds: range) -> Iterator[Checkpoint]:
                 yield Checkpoint(name, data, seed, step, values, dsnr, found.died_at is not None)
             model.train()
             batch = dataset.batch(_draw(len(dataset), TRAINED_WITH, source))
-            loss = F.cross_entropy(model(dataset.normalisation(batch.images)), batch.labels)
+            loss = F.cross_entropy(model(dataset.normalisation(batch.inputs)), batch.labels)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -26,10 +26,17 @@ from fedseal.federation.client import plain_update
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import attacker_best
 
-ATTACKS_TRIED = ("imprint", "imprint:sparse=true", "cah", "loki", "fishing", "suppression")
+ATTACKS_TRIED = ("imprint", "imprint:sparse=true", "cah", "loki", "fishing", "suppression", "peftleak")
 NOISE = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 VICTIMS = ("mlp", "lenet-relu", "resnet10:width=8", "vit-tiny:width=48,depth=2")
+ADAPTED = "vit-tiny:width=48,heads=2,depth=2,adapters=1024,pool=mean"
+"""The victim of attacks on adapters."""
 RECOGNISABLE_DB = 20.0
+
+
+def victims_of(attack: str) -> tuple[str, ...]:
+    """Return the models an attack is tried on."""
+    return (ADAPTED,) if attack.startswith("peftleak") else VICTIMS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import fedseal
 from fedseal.core.batch import IDENTITY, Batch
 from fedseal.core.seeds import generator
+from fedseal.data.registry import DATASETS
 from fedseal.detection.detector import Detection
 from fedseal.detection.gradients import sample_norms
+from fedseal.models.registry import build_model
 
 BATCH = Batch(
     torch.rand(8, 1, 6, 6, generator=generator(0, "images")), torch.randint(4, (8,), generator=generator(0, "labels"))
@@ -95,3 +97,27 @@ def test_a_body_that_was_killed_behind_fresh_adapters_is_caught() -> None:
         model.get_parameter("3.base.weight").zero_()
         model.get_parameter("3.base.bias").fill_(-1.0)
     assert blocked(fedseal.detect(model, BATCH))
+
+
+def test_honest_adapters_whose_rows_are_still_parallel_are_no_alarm() -> None:
+    data = DATASETS.build("digits")
+    model = build_model("vit-tiny:width=48,heads=2,depth=1,adapters=64", input_shape=data.shape, num_classes=10, seed=0)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+    batch = data.batch(torch.arange(32))
+    for _ in range(3):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimiser.step()
+    found = fedseal.detect(model)
+    assert {reading.layer for reading in found.alarms if reading.check == "parallel rows"} == {"blocks.0.adapter.up"}
+    assert not fedseal.detect(model, batch.pick(slice(16))).alarms
+
+
+@pytest.mark.parametrize("gate", [nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.1), nn.Sigmoid()])
+def test_parallel_rows_in_front_of_a_gate_are_caught_with_a_batch_too(gate: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 32), gate, nn.Linear(32, 4))
+    with torch.no_grad():
+        model.get_parameter("1.weight").copy_(20 * torch.ones(32, 36) / 36)
+        model.get_parameter("1.bias").copy_(-20 * torch.linspace(0.35, 0.65, 32))
+    assert "parallel rows" in {reading.check for reading in fedseal.detect(model, BATCH).alarms}

@@ -16,6 +16,7 @@ from fedseal.detection import weights as signs
 from fedseal.detection.adapters import body_norms, body_of_fresh
 from fedseal.detection.death import died_at
 from fedseal.detection.gradients import sample_norms
+from fedseal.detection.passing import ungated
 from fedseal.detection.readings import DIED, FRESH, MEANINGS, THRESHOLDS, Check, Reading
 from fedseal.models.structure import ExecutedLayer, executed_layers
 
@@ -138,6 +139,7 @@ def detect(
                 blocked = max(blocked, body_norms(model, used, normalisation).blocked(body.weight_name))
             died = died_at(layers) if blocked > limits["blocked gradient"] else None
             found.append(("blocked gradient", first, blocked if died is None else None))
+        found = _without_ungated(found, limits, model, used, normalisation)
         if len(used) > 1:
             dsnr = norms.dsnr()
             found += [("relative d-snr", name, value) for name, value in norms.relative_dsnr().items()]
@@ -160,6 +162,20 @@ def _weight_readings(model: nn.Module) -> list[tuple[Check, str, float | None]]:
         else:
             found.append(("bare kernels", name, signs.bare_kernels(rows)))
     return found
+
+
+def _without_ungated(
+    found: list[tuple[Check, str, float | None]],
+    limits: dict[Check, float],
+    model: nn.Module,
+    batch: Batch,
+    normalisation: Normalisation,
+) -> list[tuple[Check, str, float | None]]:
+    """Return readings without those of parallel rows that sort no samples, since nothing gates behind them."""
+    check: Check = "parallel rows"
+    names = sorted(layer for one, layer, value in found if one == check and (value or 0) > limits[check])
+    harmless = ungated(model, batch, normalisation, names) if names else set()
+    return [reading for reading in found if reading[0] != check or reading[1] not in harmless]
 
 
 def _head_readings(layer: ExecutedLayer) -> list[tuple[Check, str, float | None]]:
