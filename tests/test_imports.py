@@ -81,9 +81,9 @@ def imported_names(source: str, module: tuple[str, ...]) -> set[str]:
     return {target.removeprefix("fedseal.") for target in targets if target.startswith("fedseal.")}
 
 
-def imported_parts(source: str, module: tuple[str, ...]) -> set[str]:
-    """Return the parts of fedseal that a module's source imports anywhere."""
-    return {name.split(".")[0] for name in imported_names(source, module)}
+def parts_of(names: set[str]) -> set[str]:
+    """Return the parts of fedseal that names lie in."""
+    return {name.split(".")[0] for name in names}
 
 
 def lies_in(name: str, package: str) -> bool:
@@ -101,17 +101,23 @@ def foreign_methods(module: str, imported: set[str]) -> list[str]:
 
 
 @cache
-def graph() -> dict[str, set[str]]:
-    """Return which module imports which, by dotted names; a name inside a module stands for the module."""
-    known = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
-    edges: dict[str, set[str]] = {}
+def imports() -> dict[str, set[str]]:
+    """Return what each module imports of fedseal, by dotted names; every file is read once."""
+    found = {}
     for path in modules():
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        module = ".".join(parts).removesuffix(".__init__")
-        found = imported_names(path.read_text(encoding="utf-8"), parts)
-        places = {name if name in known else name.rpartition(".")[0] for name in found}
-        edges[module] = (places & known) - {module}
-    return edges
+        found[".".join(parts).removesuffix(".__init__")] = imported_names(path.read_text(encoding="utf-8"), parts)
+    return found
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Return which module imports which; a name inside a module stands for the module."""
+    known = set(imports())
+    return {
+        module: ({name if name in known else name.rpartition(".")[0] for name in found} & known) - {module}
+        for module, found in imports().items()
+    }
 
 
 def cycle_in(edges: dict[str, set[str]]) -> list[str]:
@@ -142,12 +148,10 @@ def violations(part: str, imported: set[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_downwards(path: Path):
-    module = path.relative_to(PACKAGE).with_suffix("").parts
-    imported = imported_parts(path.read_text(encoding="utf-8"), module)
-    wrong = violations(module[0], imported)
-    assert not wrong, f"{path.relative_to(PACKAGE)} imports {wrong}, which do not lie below it"
+def test_imports_point_downwards():
+    upwards = {module: violations(module.split(".")[0], parts_of(names)) for module, names in imports().items()}
+    wrong = {module: parts for module, parts in upwards.items() if parts}
+    assert not wrong, "these modules import parts that do not lie below them"
 
 
 def test_every_part_has_its_place():
@@ -169,19 +173,17 @@ def test_every_part_has_its_place():
     ],
 )
 def test_the_check_sees_every_kind_of_import(part: str, source: str, wrong: list[str]):
-    assert violations(part, imported_parts(source, (part, "module"))) == wrong
+    assert violations(part, parts_of(imported_names(source, (part, "module")))) == wrong
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_attack_or_defence_is_imported_outside_its_package_and_the_registry(path: Path):
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    module = ".".join(parts)
+def test_no_attack_or_defence_is_imported_outside_its_package_and_the_registry():
     wrong = [
-        name
-        for name in foreign_methods(module, imported_names(path.read_text(encoding="utf-8"), parts))
+        (module, name)
+        for module, names in imports().items()
+        for name in foreign_methods(module, names)
         if not any(lies_in(module, importer) and lies_in(name, method) for importer, method in ALLOWED)
     ]
-    assert not wrong, f"{module} imports {wrong}: build it by its name from the registry"
+    assert not wrong, "build these by their names from the registry"
 
 
 @pytest.mark.parametrize(("importer", "method"), list(ALLOWED))

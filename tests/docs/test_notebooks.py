@@ -13,6 +13,8 @@ from nbclient.exceptions import CellExecutionError
 
 HERE = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in HERE.glob("*.ipynb"))
+BRIEF = {"first-audit", "read-the-results"}
+"""Those that every change runs, shortened; the others take a minute and run with the slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,9 @@ def kernel() -> Iterator[KernelManager]:
         manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", [name if name in BRIEF else pytest.param(name, marks=pytest.mark.slow) for name in NOTEBOOKS]
+)
 def test_a_notebook_runs_from_top_to_bottom(
     name: str, execute: ModuleType, kernel: KernelManager, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedseal.audit.scenario import AttackerConfig
 from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.federation.simulation.config import FederationConfig
@@ -65,6 +66,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Tradeoff:
         federation=FederationConfig(algorithm="fedsgd", rounds=4, batch_size=16, evaluate_every=2),
         defences=("topk:ratio=0.5/0.9", "none", "dp-sgd:sigma=0.1"),
         attacks=("first-layer", "ig:iterations=5"),
+        attacker=AttackerConfig(labels="true"),  # to rehearse them under each defence takes half of the time
         targets=2,
     )
     run_tradeoff(scenario, directory)
