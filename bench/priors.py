@@ -99,7 +99,7 @@ class Row:
 
 def every_row() -> list[Row]:
     """Return all rows in the order they are worth running: the first, other data, single images, batches."""
-    rows = [Row.parse(FIRST), Row("lenet", "gaussian:sigma=0.01", 1, "svhn")]
+    rows = [Row.parse(FIRST), *(Row("lenet", defence, 1, "svhn") for defence in DEFENCES)]
     rows += [
         Row(network, defence, batch, "cifar10") for batch in (1, 4) for network in NETWORKS for defence in DEFENCES
     ]
