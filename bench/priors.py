@@ -177,7 +177,7 @@ def _run(
     held.update(guess=fmean(guesses), targets=len(seen), seconds=each)
     if ideal and "ideal" not in held:
         reading, _ = Reader(setup).run(ReadingJob(row.defence, 0, str(row)))
-        held["ideal"] = reading.psnr_db
+        held.update(ideal=reading.psnr_db, unread=reading.reason)
         yield held
     if not lacking:
         return
@@ -370,14 +370,20 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
     for name, row in shown.items():
         away = differences[name]
         cells = " | ".join(_cell(row["cells"].get(column), away.get(column)) for column in columns)
-        ideal = "–" if row.get("ideal") is None else f"{row['ideal']:.1f}"
+        ideal = "unknown" if row.get("unread") else "–" if row.get("ideal") is None else f"{row['ideal']:.1f}"
         lines.append(f"| {name} ({row['targets']}) | {row['guess']:.1f} | {ideal} | {cells} |")
     missing = [str(row) for row in every_row() if str(row) not in shown]
+    unread: dict[str, list[str]] = {}
+    for name, row in shown.items():
+        if row.get("unread"):
+            unread.setdefault(row["unread"], []).append(name)
     refused = [f"{name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
     ignored = [name for name, row in shown.items() if _ignores(row.get("way", {}))]
     lines += ["", f"The defence is ignored, as that did better on shadows, in: {', '.join(ignored) or 'no row'}."]
     lines += ["", *_summary(shown, differences)]
     lines += ["", f"Not run, so nothing is claimed of: {', '.join(missing)}."] if missing else []
+    for reason, names in unread.items():
+        lines += ["", f"What the update holds cannot be read in {', '.join(names)}: {reason}"]
     lines += ["", "Refused: " + "; ".join(refused)] if refused else []
     return "\n".join(lines) + "\n"
 
