@@ -169,6 +169,22 @@ def test_in_single_precision_the_gradient_is_read_from_the_first_upload(model_na
     assert cosine(rounded, true[0]) < 0.6
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_it_declares_is_a_number_where_a_gradient_is_zero(rounds: int):
+    """Behind a unit that is off, and under a black pixel: zeros are sent as zeros, and an ideal reader knows them."""
+    defence = AdaDefense()
+    gradient = {"weight": torch.tensor([0.0, 1e-3, -2e-5, 0.0])}
+    for number in range(rounds):
+        sent = defence.on_update(gradient, context(number))
+    channel = defence.attacker_view().channel
+    assert channel is not None
+    assert channel.variance is not None
+    declared = channel.variance(gradient, sent)["weight"]
+    assert torch.isfinite(declared).all()
+    assert (declared[[0, 3]] == 0).all()
+    assert (declared[[1, 2]] > 0).all()
+
+
 def test_the_reading_is_bounded_where_rounding_hides_the_gap():
     g = torch.tensor([0.0, 50.0, -1e4, 1e-3])
     defence = AdaDefense()

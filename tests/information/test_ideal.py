@@ -293,3 +293,10 @@ def test_a_prior_of_another_shape_is_refused():
 def test_unknown_labels_are_remarked_on():
     reading = ideal_reading(of(1, noisy(1e-2)), prior(), Options(layers=False, labels_known=False))
     assert any("labels" in remark for remark in reading.remarks)
+
+
+def test_noise_that_is_no_number_is_refused_in_words() -> None:
+    broken = Channel(variance=lambda update, sent: {name: torch.full_like(t, torch.nan) for name, t in update.items()})
+    reading = ideal_reading(of(1, broken), prior())
+    assert reading.psnr_db is None
+    assert "declares noise that is no number in 0.weight" in reading.reason

@@ -86,6 +86,7 @@ def _channel(rule: StandIn, before: Moments, rounds: int, precision: torch.dtype
 
             value, slope = jvp(sent, (g,), (torch.ones_like(g),))[:2]
             step = torch.finfo(precision).eps * value.abs()
+            slope = torch.where(g == 0, torch.inf, slope)  # zero is sent as zero; the root has no slope there
             sign = g.abs().mean().square() / 3
             found[name] = torch.minimum(step.square() / (12 * slope.square()).clamp(min=1e-300), sign).to(tensor)
         return found

@@ -51,7 +51,10 @@ class LinearUpload:
         self.images = self.map.shape[0]
         self.pixels = self.images * prior.pixels
         self.unknowns = self.map.point.numel()
-        own = flatten(self.map.variance()).double()
+        declared = self.map.variance()
+        if wrong := [name for name, tensor in declared.items() if tensor.isnan().any()]:
+            raise CapabilityError(f"the defence declares noise that is no number in {', '.join(wrong)}.")
+        own = flatten(declared).double()
         with torch.no_grad():
             passed, before = flatten(self.map(self.map.point)), flatten(self.map.plain(self.map.point))
         rounding = rounding_deviation(passed, before, next(iter(upload.observed.values())).dtype) ** 2
