@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from fedseal.core.allocator import freed_memory_kept
 from fedseal.core.errors import FedsealError, InputError, TrialError, UsageError
 from fedseal.core.threads import one_thread
 from fedseal.core.watcher import Tick
@@ -210,7 +211,7 @@ def _serve(shared: list[Any], board: list[Any], index: int, task: Any) -> Any:
     """Run one task in a process of the cluster; an error that is meant for a person is a result."""
     board[0].tell.remote(index, None)
     try:
-        with one_thread():
+        with one_thread(), freed_memory_kept():
             return _work_of(shared[0])(task, partial(_report, board[0], index, [0.0]))
     except FedsealError as error:
         return type(error)(f"{error.message.rstrip('.')} (on node {socket.gethostname()}).", hint=error.hint)

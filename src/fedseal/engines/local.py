@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from fedseal.core.allocator import freed_memory_kept
 from fedseal.core.threads import one_thread
 from fedseal.core.watcher import Tick
 from fedseal.engines.events import Finished, Handle, MakeWork, Progressed, Started
@@ -18,7 +19,7 @@ class LocalEngine:
         """Run all tasks and hand over events as they happen."""
         if not tasks:
             return
-        with one_thread():
+        with one_thread(), freed_memory_kept():
             work = make_work()
             for index, task in enumerate(tasks):
                 handle(Started(index))

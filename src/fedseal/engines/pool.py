@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fedseal.core.allocator import freed_memory_kept
 from fedseal.core.errors import FedsealError, StorageError, TrialError
 from fedseal.core.threads import one_thread
 from fedseal.core.watcher import Tick
@@ -140,7 +141,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 def _serve(make_work: MakeWork, line: Connection, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
-        with one_thread():
+        with one_thread(), freed_memory_kept():
             work = make_work()
             while True:
                 line.send(_Ready())
