@@ -25,7 +25,8 @@ def test_arrays_that_come_and_go_take_no_fresh_pages() -> None:
     """Of 46 MiB, which glibc does not keep by itself."""
     run("""
 def faults():
-    torch.ones(12_000_000)
+    for _ in range(20):  # until the heap has settled
+        torch.ones(12_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         torch.ones(12_000_000)
