@@ -39,7 +39,7 @@ from fedseal.defences.lids.groups import Groups, form_batches
 from fedseal.federation.cohort import Held
 from fedseal.federation.simulation import FederationConfig, simulate
 from fedseal.metrics.image import psnr, ssim
-from fedseal.metrics.intervals import bootstrap_mean
+from fedseal.metrics.intervals import mean_interval
 from fedseal.metrics.judge import train_judge
 from fedseal.metrics.lpips import load_lpips
 from fedseal.metrics.recovery import label_recognition, recovery
@@ -197,15 +197,13 @@ class Bench:
             "psnr_top": summary.psnr_top,
             "least": summary.least,
             "most": summary.most,
-            "best_real": bootstrap_mean(best.tolist()).as_dict(),
-            "fed": bootstrap_mean(psnr(shown, attacked.target, data_range=1.0).tolist()).as_dict(),
+            "best_real": mean_interval(best.tolist()).as_dict(),
+            "fed": mean_interval(psnr(shown, attacked.target, data_range=1.0).tolist()).as_dict(),
             "guess": float(psnr(guess, attacked.real, data_range=1.0).mean()),
-            "hit": bootstrap_mean(hits.tolist()).as_dict(),
-            "ssim": bootstrap_mean(ssim(shown, attacked.real, data_range=1.0).tolist()).as_dict(),
-            "lpips": None
-            if self.lpips is None
-            else bootstrap_mean(self.lpips(shown, attacked.real).tolist()).as_dict(),
-            "rla": bootstrap_mean(label_recognition(self.judge(), shown, attacked.label)).as_dict(),
+            "hit": mean_interval(hits.tolist()).as_dict(),
+            "ssim": mean_interval(ssim(shown, attacked.real, data_range=1.0).tolist()).as_dict(),
+            "lpips": None if self.lpips is None else mean_interval(self.lpips(shown, attacked.real).tolist()).as_dict(),
+            "rla": mean_interval(label_recognition(self.judge(), shown, attacked.label)).as_dict(),
             "rla_originals": sum(label_recognition(self.judge(), attacked.real, attacked.label)) / summary.n,
             "seconds": attacker.seconds,
             "curve": attacker.curve,

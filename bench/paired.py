@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedseal.audit.runner import open_run
-from fedseal.metrics.intervals import bootstrap_mean
+from fedseal.metrics.intervals import mean_interval
 from fedseal.store.records import TrialRecord
 
 
@@ -38,8 +38,8 @@ def main() -> None:
             shared = [key for key in found[name] if key in found.get(other, {})]
             if not shared or name == other:
                 continue
-            mean = bootstrap_mean(list(found[name].values()))
-            apart = bootstrap_mean([found[name][key] - found[other][key] for key in shared])
+            mean = mean_interval(list(found[name].values()))
+            apart = mean_interval([found[name][key] - found[other][key] for key in shared])
             cells = (
                 f"`{name}`",
                 f"`{other}`",

@@ -28,7 +28,7 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.defences.refiner.adaptive import average_over_rounds
 from fedseal.federation.client import RoundConfig, client_round
 from fedseal.metrics.image import psnr
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 32, 32)
@@ -79,7 +79,7 @@ def over_rounds(found: list[Tensor], originals: Tensor) -> tuple[Interval, Inter
     together = psnr(average, originals, data_range=1.0)
     first, alone, both = single[0].tolist(), single.mean(0).tolist(), together.tolist()
     gains = [b - a for a, b in zip(alone, both, strict=True)]
-    return bootstrap_mean(first), bootstrap_mean(alone), bootstrap_mean(both), bootstrap_mean(gains)
+    return mean_interval(first), mean_interval(alone), mean_interval(both), mean_interval(gains)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from fedseal.core.batch import IDENTITY
 from fedseal.core.files import write_atomically
 from fedseal.core.seeds import generator
 from fedseal.metrics.image import psnr
-from fedseal.metrics.intervals import Interval, bootstrap_mean
+from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.models.registry import build_model
 from fedseal.preparation import library
 from fedseal.report.progress import TerminalProgress
@@ -162,7 +162,7 @@ def row(name: str, clients: int, seconds: float, outcome: Outcome) -> str:
         str(clients),
         f"{seconds:.0f}",
         str(len(one)),
-        _words(bootstrap_mean(one.double().tolist()), 1, 100),
+        _words(mean_interval(one.double().tolist()), 1, 100),
         _mean(outcome.hit[one], 2),
         _mean(outcome.lucky[one], 2),
         _mean(outcome.decibels[one], 1),
@@ -177,7 +177,7 @@ def row(name: str, clients: int, seconds: float, outcome: Outcome) -> str:
 
 
 def _mean(values: Tensor, digits: int) -> str:
-    return _words(bootstrap_mean(values.tolist()), digits) if len(values) else "–"
+    return _words(mean_interval(values.tolist()), digits) if len(values) else "–"
 
 
 def _words(interval: Interval, digits: int, factor: float = 1.0) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from fedseal.core.batch import Batch
 from fedseal.core.errors import InputError, UsageError
-from fedseal.core.tokeniser import characters
+from fedseal.core.tokeniser import characters, word_pieces
 from fedseal.data.registry import DATASETS
 from fedseal.data.text.dataset import TextDataset
 from fedseal.data.text.files import read_texts
@@ -111,3 +111,11 @@ def test_pretrained_tokenisers_say_how_to_get_them(tmp_path: Path, monkeypatch: 
     with pytest.raises(InputError, match="stories15m is not on this machine") as caught:
         DATASETS.build("text:notes?tokens=stories15m")
     assert "fedseal data get stories15m" in str(caught.value.hint)
+
+
+def test_word_pieces_are_the_same_whenever_they_are_trained() -> None:
+    found = ("pain", "rash", "chills")
+    texts = [f"patient {number} came with a cough, fever and {one}" for number in range(40) for one in found]
+    made = [word_pieces(texts, 80, 24) for _ in range(4)]
+    assert len({one.identity for one in made}) == 1
+    assert made[0].show(made[0].encode(["a rash and chills"])) == ["a rash and chills"]

@@ -130,16 +130,41 @@ def word_pieces(texts: Iterable[str], vocabulary: int, length: int) -> Tokeniser
     """Train a word-piece tokeniser, lower-case, on public texts; START and END stand around every text."""
     if vocabulary < 64:
         raise UsageError(f"a vocabulary of {vocabulary} holds not even the letters.", hint="Use 64 or more.")
-    kit = library()
-    made = kit.Tokenizer(kit.models.WordPiece(unk_token=UNKNOWN))
+    kit, read = library(), list(texts)
+    made = _word_piece_tokeniser(kit, {})
+    trainer = kit.trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*_SPECIAL, *_continuations(made, read)],
+        show_progress=False,
+        min_frequency=2,
+    )
+    made.train_from_iterator(read, trainer)
+    made = _word_piece_tokeniser(kit, made.get_vocab(with_added_tokens=True))
+    made.add_special_tokens(list(_SPECIAL))
+    return _bert_like(made, length, "word pieces of public texts")
+
+
+def _word_piece_tokeniser(kit: Any, vocabulary: dict[str, int]) -> Any:
+    made = kit.Tokenizer(kit.models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN))
     made.normalizer = kit.normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = kit.pre_tokenizers.BertPreTokenizer()
     made.decoder = kit.decoders.WordPiece()
-    trainer = kit.trainers.WordPieceTrainer(
-        vocab_size=vocabulary, special_tokens=list(_SPECIAL), show_progress=False, min_frequency=2
-    )
-    made.train_from_iterator(texts, trainer)
-    return _bert_like(made, length, "word pieces of public texts")
+    return made
+
+
+def _continuations(made: Any, texts: Iterable[str]) -> list[str]:
+    """Return the letters inside of words as pieces, sorted.
+
+    The trainer numbers them in the order of a hash table that differs from run to run, and breaks ties of frequency by
+    number; named beforehand they have the same numbers in every run, and so has every word piece.
+    """
+    letters = {
+        letter
+        for text in texts
+        for word, _ in made.pre_tokenizer.pre_tokenize_str(made.normalizer.normalize_str(text))
+        for letter in word[1:]
+    }
+    return sorted(f"##{letter}" for letter in letters)
 
 
 def read_tokeniser(text: str, length: int, name: str) -> Tokeniser:
