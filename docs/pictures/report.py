@@ -1,6 +1,6 @@
 """Make the README's picture of a report: `fedseal audit && python docs/pictures/report.py fedseal-audit/report.html`.
 
-The picture in the repository is of the default audit of 2026-11-17, run from a fresh clone.
+The picture in the repository is of the default audit of 2026-11-18.
 Needs Chromium (`--browser PATH`, or that of `playwright install chromium`) and the development tools.
 """
 

@@ -38,16 +38,14 @@ def test_its_defences_end_in_three_ways_for_three_reasons(
     assert {name: row.state for name, row in found.items()} == {
         "none": State.LEAK,
         "topk:ratio=0.9": State.LEAK,
-        "minmax:ratio=0.99": State.LEAK,
+        "censor": State.NOT_SHOWN,
         "gaussian:sigma=2": State.LOW,
     }
-    low, labels = found["gaussian:sigma=2"], found["minmax:ratio=0.99"]
+    low, missed = found["gaussian:sigma=2"], found["censor"]
     assert low.worst is not None
     assert low.worst.decided == "ideal"
     assert low.ideal is not None
     assert low.ideal.is_low
-    assert labels.worst is not None
-    assert labels.worst.decided == "labels"
-    assert labels.ideal is not None
-    assert (labels.ideal.gain_db or 0) > 2
+    assert missed.ideal is not None
+    assert (missed.ideal.gain_db or 0) > 2
     assert "low, by the ideal reading" in verdict.sentence()
