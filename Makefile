@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # What is imported is compiled then; of the rest nobody needs bytecode, and it takes a minute and a half to make.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 OUT ?= fedseal-audit
+# Where this is set, every process compiles PyTorch anew, three seconds each, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: audit test test-slow lint docs bench campaign clean
 
