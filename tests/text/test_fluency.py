@@ -8,23 +8,14 @@ import torch
 from fedseal.attacks.text.fluency import _stories, fluency_of
 from fedseal.attacks.text.ordering import Bigrams
 from fedseal.core.attack import ATTACKS, Budget
-from fedseal.core.errors import FedsealError, InputError
+from fedseal.core.errors import InputError
 from fedseal.core.tokeniser import characters
-from fedseal.data.fetch import fetch
 from fedseal.data.text.dataset import TextDataset
 from fedseal.federation.fitting import fitting_model
 from fedseal.testing.texts import observed
 
 TOLD = ("the little girl went to the park to play with her dog.", "dog her park to the girl with little play went.")
 """A sentence as it is told, and its words in no order."""
-
-
-@pytest.fixture(scope="module")
-def stories() -> None:
-    try:
-        fetch("stories15m")
-    except FedsealError as error:
-        pytest.skip(f"stories15M cannot be fetched here: {error}")
 
 
 def test_pairs_of_words_are_counted_in_public_texts(notes: TextDataset) -> None:

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from fedseal.core.attack import ATTACKS
-from fedseal.core.errors import FedsealError
-from fedseal.data.fetch import fetch
 from fedseal.data.registry import DATASETS
 from fedseal.data.text.dataset import TextDataset
 from fedseal.federation.fitting import fitting_model
@@ -21,11 +19,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def sentences() -> TextDataset:
-    try:
-        fetch("stories15m")
-    except FedsealError as error:
-        pytest.skip(f"stories15M cannot be fetched here: {error}")
+def sentences(stories: None) -> TextDataset:
     source = "sst2" if SHARED.is_dir() else "notes"
     data = DATASETS.build(f"text:{source}?tokens=stories15m&length=64&split=test&limit=64", data_root=SHARED)
     assert isinstance(data, TextDataset)
