@@ -19,7 +19,12 @@ HEARTBEAT_SECONDS = 30.0
 """Longest silence in a log while something runs."""
 
 _STYLES: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
-_WORDS = {"psnr_db": "{:.1f} dB", "tokens": "{:.0f} % of words", "accuracy": "accuracy {:.1%}", "loss": "loss {:.4g}"}
+_WORDS = {
+    "psnr_db": "{:.1f} dB",
+    "tokens": "{:.0f} % of tokens, fillers too",
+    "accuracy": "accuracy {:.1%}",
+    "loss": "loss {:.4g}",
+}
 
 
 class TerminalProgress(Watcher):
