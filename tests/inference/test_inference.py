@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 from fedseal.audit.scenario import Scenario
 from fedseal.cli import app
 from fedseal.core.errors import UsageError
 from fedseal.inference.ask import ask
-from fedseal.inference.outcome import Outcome, judged
+from fedseal.inference.outcome import Outcome, judged, sentence
 
 TABLE = Scenario(data="census:rows=900", model="mlp:width=64", client={"batch_size": 5}, targets=1, defences=("none",))
 WORK = Scenario(
@@ -38,7 +39,8 @@ def test_an_untouched_model_knows_no_members_but_an_update_names_them():
     found = by_score(ask(TABLE, "membership", rounds=32, shadows=16))
     for score in ("loss", "norm"):
         assert found[score].auc_low <= 0.5 <= found[score].auc_high
-        assert found[score].level == "low"
+        assert found[score].level == "not shown"  # that a score fails shows nothing of another
+    assert sentence(tuple(found.values())).startswith("none: high. At one false alarm in a hundred the score")
     assert found["alignment"].auc_low > 0.55
     assert found["calibrated"].auc_low > 0.6
 
@@ -47,6 +49,25 @@ def test_noise_brings_an_update_back_to_chance():
     loud = TABLE.model_copy(update={"defences": ("gaussian:sigma=100",)})
     found = by_score(ask(loud, "membership", rounds=24, shadows=8))
     assert found["calibrated"].auc_low <= 0.5 <= found["calibrated"].auc_high
+
+
+def test_low_is_what_is_proven_and_never_what_was_merely_not_found():
+    private = TABLE.model_copy(update={"defences": ("dp-sgd:sigma=20,clip=1", "gaussian:sigma=100,clip=inf")})
+    told = {(one.defence, one.score): one for one in ask(private, "membership", rounds=21, shadows=8)}
+    proven = told["dp-sgd:sigma=20,clip=1", "alignment"]
+    assert proven.proven == pytest.approx(norm.cdf(norm.ppf(0.01) + 2 / 20), rel=1e-6)  # one record in another's place
+    assert proven.level == "low"
+    assert "Proven: at 1% false alarms no attacker finds more than 1.3%" in sentence([proven])
+    assert told["gaussian:sigma=100,clip=inf", "alignment"].level in ("not shown", "ranked, not named")
+    (batch,) = ask(private.model_copy(update={"defences": ("dp-sgd:sigma=20,clip=1",)}), "property:high", rounds=4)
+    assert batch.proven == pytest.approx(norm.cdf(norm.ppf(0.01) + 2 * 5 / 20), rel=1e-6)  # five records replaced
+
+
+def test_a_model_trained_on_the_members_is_beyond_what_the_update_proves():
+    private = WORK.model_copy(update={"defences": ("dp-sgd:sigma=20,clip=1",)})
+    found = by_score(ask(private, "membership", rounds=10, epochs=100, shadows=8))
+    assert found["loss"].proven is None
+    assert found["loss"].auc > 0.9
 
 
 def test_an_attribute_of_faces_is_read_and_a_drawn_one_is_not():
@@ -90,7 +111,7 @@ def test_rates_and_areas_are_those_of_their_definitions():
     even = judged("q", "none", "s", [1.0] * 200, [i % 2 == 0 for i in range(200)])
     assert even.auc == 0.5
     assert even.rates[0].found == 0
-    assert even.level == "low"
+    assert even.level == "not shown"
     one = judged("q", "none", "s", [*range(100), 50.5, 98.5, 99.5], [*[False] * 100, True, True, True])
     assert one.rates[0].found == pytest.approx(2 / 3)  # at most one of a hundred noes above the threshold
 
@@ -101,6 +122,7 @@ def test_the_command_prints_figures_and_json():
     shown = CliRunner().invoke(app, call)
     assert shown.exit_code == 0, shown.output
     assert "AUC" in shown.output
+    assert "none: too few. With 4 noes" in shown.output
     data = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
     assert data[0]["yes"] == 4
     assert data[0]["level"] == "too few"

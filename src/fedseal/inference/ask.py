@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fedseal.audit.scenario import Scenario
@@ -12,6 +13,7 @@ from fedseal.core.threads import one_thread
 from fedseal.inference.common import attribute, property_share
 from fedseal.inference.membership import membership
 from fedseal.inference.outcome import Outcome
+from fedseal.inference.proof import proven_rate
 
 QUESTIONS = ("membership", "attribute", "property")
 
@@ -50,10 +52,14 @@ def ask(
     with one_thread():
         for defence in scenario.defences:
             told(defence)
+            asked: tuple[Outcome, ...]
             if kind == "membership":
-                found += membership(setup, defence, rounds=rounds, epochs=epochs, shadows=shadows)
+                asked = membership(setup, defence, rounds=rounds, epochs=epochs, shadows=shadows)
             elif kind == "attribute":
-                found += attribute(setup, defence, what, rounds=rounds, shadows=shadows)
+                asked = attribute(setup, defence, what, rounds=rounds, shadows=shadows)
             else:
-                found += property_share(setup, defence, what, rounds=rounds, shadows=shadows)
+                asked = property_share(setup, defence, what, rounds=rounds, shadows=shadows)
+            changed = 1 if kind == "membership" else scenario.client.batch_size
+            bound = None if epochs else proven_rate(setup, defence, changed)
+            found += [replace(one, proven=bound) for one in asked]
     return tuple(found)

@@ -2,7 +2,8 @@
 
 The area under the ROC curve is an average over all thresholds, most of which nobody would use; an attacker who names
 few records and is right about them is what hurts (Carlini et al. 2022). So the risk is read off the share of yeses
-found at one false alarm in a hundred, by the lower end of its interval.
+found at one false alarm in a hundred, by the lower end of its interval. That an inference fails shows nothing: low is
+only what is proven to leave every attacker next to nothing, whatever it computes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy.stats import beta, norm, rankdata
 RATES = (0.01, 0.001)
 """False alarms at which the share of yeses found is told."""
 LEVELS = (("very high", 0.5), ("high", 0.1), ("medium", 0.02))
-"""Least share found at one false alarm in a hundred, by its interval's lower end; below, nothing beyond chance."""
+"""Least share found at one false alarm in a hundred, by its interval's lower end; below, nothing was shown."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Outcome:
         auc: area under the ROC curve; 0.5 is chance.
         auc_low, auc_high: its 95 % interval (Hanley and McNeil 1982).
         rates: at few false alarms; only those that so many noes can resolve.
+        proven: the most any attacker finds at one false alarm in a hundred, by the privacy of the release; None where
+            nothing is proven.
     """
 
     question: str
@@ -60,20 +63,43 @@ class Outcome:
     auc_low: float
     auc_high: float
     rates: tuple[Rate, ...]
+    proven: float | None = None
 
     @property
     def level(self) -> str:
-        """The risk in a word."""
+        """The risk in a word: as found, else low where that is proven, else that nothing is shown."""
+        for words, least in LEVELS:
+            if self.rates and self.rates[0].low >= least:
+                return words
+        if self.proven is not None and self.proven < LEVELS[-1][1]:
+            return "low"
         if not self.rates:
             return "too few"
-        for words, least in LEVELS:
-            if self.rates[0].low >= least:
-                return words
-        return "low" if self.auc_low <= 0.5 else "ranked, not named"
+        return "not shown" if self.auc_low <= 0.5 else "ranked, not named"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {**asdict(self), "level": self.level, "chance_auc": 0.5}
+
+
+def sentence(outcomes: Sequence[Outcome]) -> str:
+    """Return the verdict of one defence in words: that of the best of its scores, as an attacker takes the best."""
+    order = [words for words, _ in LEVELS] + ["ranked, not named", "not shown", "too few", "low"]
+    worst = min(outcomes, key=lambda one: (order.index(one.level), -one.auc))
+    told = f"{worst.defence}: {worst.level}."
+    if worst.proven is not None:
+        told += f" Proven: at {RATES[0]:.0%} false alarms no attacker finds more than {worst.proven:.1%}."
+    if worst.level in order[:3]:
+        rate = worst.rates[0]
+        told += f" At one false alarm in a hundred the score `{worst.score}` finds {rate.found:.0%}"
+        told += f"; chance is {rate.false_alarms:.0%}."
+    elif worst.level == order[3]:
+        told += f" The score {worst.score} ranks better than chance, but names nobody at few false alarms."
+    elif worst.level == "not shown":
+        told += " No score tried tells more than chance, which shows nothing of others."
+    elif worst.level == "too few":
+        told += f" With {worst.no} noes one false alarm in a hundred cannot be told; ask for more rounds."
+    return told
 
 
 def judged(question: str, defence: str, score: str, values: Sequence[float], truth: Sequence[bool]) -> Outcome:
