@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +141,8 @@ class Reader:
         path = [] if fresh else [str(Path(sys.executable).parent)]
         environment |= {"PATH": os.pathsep.join([*path, os.environ["PATH"]]), "COLUMNS": "120", "TERM": "dumb"}
         environment |= {"FEDSEAL_CACHE": str(directory.parent / "cache"), "OMP_NUM_THREADS": "1", "BROWSER": "true"}
+        self._flower = str(directory.parent / "flwr")
+        environment["FLWR_HOME"] = self._flower  # where `flwr run` starts a SuperLink that outlives it
         environment["FEDSEAL_WORKERS"] = "1"  # small audits: starting further processes would cost more than they do
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         self._state.write_text("\n".join([*lines, f"cd {shlex.quote(str(directory))}", ""]))
@@ -153,6 +156,10 @@ class Reader:
         if self._interpreter is not None:
             self._interpreter.kill()
             self._interpreter.communicate()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == self._flower:
+                    process.kill()
 
     def read(self, block: Block) -> None:
         """Do what a block says; raises AssertionError with what was printed if that does not work."""
