@@ -389,6 +389,13 @@ def test_a_gain_is_over_guesses_an_attacker_can_make() -> None:
     assert METRICS["gain"](record.model_copy(update={"label_accuracy": 0.0})) == pytest.approx(3.0)
 
 
+def test_what_is_near_exact_is_counted_by_image() -> None:
+    record = TrialRecord(
+        key="k", scenario="s", defence="none", attack="dlg", aware=False, target=0, psnr=(40.0, 6.0), mse=(1e-4, 0.25)
+    )
+    assert METRICS["near exact"](record) == 0.5
+
+
 def test_a_share_near_one_has_the_interval_of_a_share() -> None:
     found = [Sample("ig", seed, unit, float((seed, unit) != (3, 0))) for seed in range(5) for unit in range(2)]
     assert 0.5 < Samples(found, shares=True).mean("ig").low < 0.9

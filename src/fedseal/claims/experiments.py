@@ -66,10 +66,13 @@ def _singled_out(record: TrialRecord) -> float | None:
     return max(fmean([float(rank == 1) for rank in ranks]) for ranks in places) if places else None
 
 
+_NEAR_EXACT = 1e-3
+"""Mean squared error below which an image is as good as the original (30 dB)."""
 METRICS: dict[str, Callable[[TrialRecord], float | None]] = {
     "psnr": lambda record: fmean(record.psnr),
     "ssim": lambda record: fmean(record.ssim),
     "mse": lambda record: fmean(record.mse),
+    "near exact": lambda record: fmean([float(one < _NEAR_EXACT) for one in record.mse]),
     "lpips": lambda record: fmean(record.lpips) if record.lpips else None,
     "gain": _gain,
     "singled out": _singled_out,
@@ -80,7 +83,7 @@ METRICS: dict[str, Callable[[TrialRecord], float | None]] = {
 """Of one trial: means over its images. Any other name is a metric that the scenario asks for."""
 _LOWER_IS_MORE = {"mse", "lpips"}
 """Metrics that are low where much was recovered."""
-_SHARES = {"singled out"}
+_SHARES = {"singled out", "near exact"}
 """Metrics that count successes."""
 
 
