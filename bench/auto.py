@@ -87,7 +87,7 @@ NETWORKS = {
     "lenet": Network("lenet:init=wide-uniform", {1: 240, 4: 240}, 500, 1000),
     "vit-tiny": Network("vit-tiny", {1: 40, 4: 16}, 200, 60),
     "resnet10": Network("resnet10:width=64", {1: 60, 4: 16}, 100, 40, targets=4),
-    "convnet": Network("convnet", {1: 20, 4: 10}, 100, 20, targets=4),
+    "convnet": Network("convnet:width=16", {1: 120, 4: 60}, 200, 100),
 }
 """Cut so that all rows take about an hour of one core; single images of every network come first."""
 CONTROL = Network("resnet10:width=16", {1: 1}, 3000, 0, targets=40)
