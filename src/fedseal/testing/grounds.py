@@ -134,7 +134,7 @@ class AttackCase:
         known = replace(self.knowledge(truth, shape.clients, shape.batch_size), local_steps=shape.local_steps)
         model = set_mode(federated_model(used, copy.deepcopy(self.model), _SEED), RoundConfig())
         seen = _Round(self, used, truth, known, shape.clients, shape.batch_size)([model])
-        rehearse = rehearsal_of(known, "gradient", fresh=partial(build_defence, defence), defence=defence)
+        rehearse = rehearsal_of(known, seen.update.kind, fresh=partial(build_defence, defence), defence=defence)
         aware = replace(known, defence=used.attacker_view(), rehearse=rehearse)
         return seen, replace(seen, knowledge=aware), truth
 
