@@ -112,6 +112,7 @@ def test_an_identity_is_of_all_that_was_declared():
     one = declared()["F1"]
     assert one.identity == Claim.model_validate(one.model_dump()).identity
     assert one.model_copy(update={"published": "else"}).identity != one.identity
+    assert one.model_copy(update={"remark": "said after the run"}).identity == one.identity
 
 
 def test_claims_are_found_by_name_and_by_paper():
@@ -262,8 +263,11 @@ def test_a_claim_is_decided_kept_and_not_run_again(tmp_path: Path):
 
 
 def test_what_contradicts_is_said(tmp_path: Path):
-    (outcome,) = run_claims([planted(rule={"above": "poor", "than": ["exact"]})], Place(tmp_path))
+    claim = planted(rule={"above": "poor", "than": ["exact"]}).model_copy(update={"remark": "looked at twice"})
+    (outcome,) = run_claims([claim], Place(tmp_path))
     assert outcome.standing is Standing.CONTRADICTED
+    assert standing_words(claim, outcome).startswith("contradicted: poor - exact: -")
+    assert "remark: looked at twice" in claim_text(claim, outcome)
 
 
 def test_without_power_nothing_is_decided(tmp_path: Path):

@@ -99,6 +99,7 @@ class Claim(BaseModel):
         home: how the check's setting differs from the paper's.
         needs: what a machine must have that this one may lack, in words; names of data sets are looked for.
         data: data sets that must be at hand.
+        remark: how an outcome that contradicts the paper was looked into. Written after it, so no part of the identity.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,6 +112,7 @@ class Claim(BaseModel):
     home: str = ""
     needs: str = ""
     data: Texts = ()
+    remark: str = ""
 
     @model_validator(mode="after")
     def _checked_or_said_why(self) -> Self:
@@ -125,8 +127,8 @@ class Claim(BaseModel):
 
     @property
     def identity(self) -> str:
-        """A hash of all that was declared."""
-        return identity_of(claim=json.dumps(self.model_dump(mode="json"), sort_keys=True))[:12]
+        """A hash of all that was declared before the run."""
+        return identity_of(claim=json.dumps(self.model_dump(mode="json", exclude={"remark"}), sort_keys=True))[:12]
 
 
 @cache

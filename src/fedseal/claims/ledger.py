@@ -62,6 +62,14 @@ class Outcome:
     cpu_seconds: float
 
     @property
+    def why(self) -> str:
+        """What contradicts the claim; else why it is not decided, if it is not."""
+        if self.standing is not Standing.CONTRADICTED:
+            return self.reason
+        against = (one.words for check in self.checks for one in check.contrasts if one.holds is False)
+        return "; ".join(dict.fromkeys(against)) or self.reason
+
+    @property
     def is_current(self) -> bool:
         """Whether the claim is still declared as it was when this came out."""
         claim = declared().get(self.id)

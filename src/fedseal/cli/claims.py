@@ -58,7 +58,7 @@ def run_command(
         at_once = run_options(data_root, "cpu", workers)["workers"]
         place = Place(out, data_root, at_once, cast("EngineName", engine), address, watcher)
         for outcome in run_claims(chosen, place):
-            watcher.remarked("note", f"{outcome.id}: {outcome.standing}. {outcome.reason}".rstrip())
+            watcher.remarked("note", f"{outcome.id}: {outcome.standing}. {outcome.why}".rstrip())
     from fedseal.claims.ledger import load_ledger
 
     _print_ledger(list(chosen), load_ledger(out))

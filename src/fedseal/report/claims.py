@@ -46,7 +46,7 @@ def standing_words(claim: Claim, outcome: Outcome | None) -> str:
         return "not run" + (f": needs {claim.needs}" if claim.needs else "")
     if outcome.declaration != claim.identity:
         return STALE
-    return str(outcome.standing) + (f": {outcome.reason}" if outcome.reason else "")
+    return str(outcome.standing) + (f": {outcome.why}" if outcome.why else "")
 
 
 def tally(claims: Sequence[Claim], outcomes: dict[str, Outcome]) -> str:
@@ -66,6 +66,7 @@ def claim_text(claim: Claim, outcome: Outcome | None) -> str:
         f"  {claim.claim}",
         f"  published: {claim.published}",
         *([f"  here: {claim.home}"] if claim.home else []),
+        *([f"  remark: {claim.remark}"] if claim.remark else []),
         f"  declared as {claim.identity}; stands: {standing_words(claim, outcome)}",
     ]
     for check in claim.checks:
@@ -149,7 +150,8 @@ def _row(claim: Claim, outcome: Outcome | None) -> str:
 
 
 def _figures(claim: Claim, outcome: Outcome) -> str:
-    lines = []
+    said = [text for text in (claim.home, claim.remark and f"Looked into: {claim.remark}") if text]
+    lines = [f"- {claim.id}, here: {escaped(' '.join(text[0].upper() + text[1:] for text in said))}"] if said else []
     for check in outcome.checks:
         means = "; ".join(f"{arm} {interval_words(interval)}" for arm, interval in check.means.items())
         looked = "; ".join(one.words for one in check.contrasts)
