@@ -7,8 +7,9 @@
 of a Ray cluster of this machine's own, and on one of two nodes with a core each. Told are trials per hour without the
 start, the time until the first one, and what lies between two trials of one process, as a share of a trial. *Store*:
 records like those of real trials, written one by one as an audit does, with what one more costs and the bytes of the
-file at every power of ten; and the driver's memory while it hands over as many results. *Growth*: processor seconds of an iteration of `ig` by batch, image size and model. The table goes to
-bench/out/scale.md, all figures to bench/out/scale.json.
+file at every power of ten; and the driver's memory while it hands over as many results. *Growth*: processor seconds of
+an iteration of `ig` by batch, image size and model. The table goes to bench/out/scale.md, all figures to
+bench/out/scale.json.
 """
 
 from __future__ import annotations
