@@ -232,6 +232,15 @@ def test_noise_falls_on_its_half_alone():
     assert [torch.equal(changed[name], gradient[name]) for name in gradient] == [False, False, True, True]
 
 
+def test_noise_is_in_units_of_the_gradient_or_the_same_for_all():
+    gradient = {"a": torch.full((4000,), 100.0), "b": torch.ones(1)}
+    spread = [
+        float((LayerNoise("shallow", 0.1, relative=relative).on_gradient(gradient, context())["a"] - 100).std())
+        for relative in (True, False)
+    ]
+    assert spread == [pytest.approx(10, rel=0.05), pytest.approx(0.1, rel=0.05)]
+
+
 # --- running
 
 

@@ -68,12 +68,13 @@ class LayerNoise(Defence):
     Args:
         half: `shallow` or `deep` tensors, counted from the input.
         sigma: of the noise, in root mean squares of each tensor's gradient.
+        relative: whether it is; else the same for every entry, as in the paper.
     """
 
     stage = "gradient"
 
-    def __init__(self, half: Literal["shallow", "deep"] = "shallow", sigma: float = 1.0) -> None:
-        self.half, self.sigma = half, sigma
+    def __init__(self, half: Literal["shallow", "deep"] = "shallow", sigma: float = 1.0, relative: bool = True) -> None:
+        self.half, self.sigma, self.relative = half, sigma, relative
 
     def on_gradient(self, gradient: Tensors, context: RoundContext) -> Tensors:
         """Add the noise."""
@@ -84,7 +85,8 @@ class LayerNoise(Defence):
 
     def _with_noise(self, tensor: Tensor, context: RoundContext) -> Tensor:
         drawn = torch.randn(tensor.shape, generator=context.generator, device=context.generator.device)
-        return tensor + self.sigma * tensor.square().mean().sqrt() * drawn.to(tensor)
+        size = tensor.square().mean().sqrt() if self.relative else 1.0
+        return tensor + self.sigma * size * drawn.to(tensor)
 
 
 class Visible(Defence):
