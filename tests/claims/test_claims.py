@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedseal.audit.factors import scenarios_of
 from fedseal.claims import claim as claim_module
 from fedseal.claims.claim import Check, Claim, declared, find_claims
 from fedseal.claims.experiments import METRICS
-from fedseal.claims.ledger import load_ledger, load_outcome
+from fedseal.claims.ledger import load_ledger, load_outcome, save_outcome, shipped_outcome
 from fedseal.claims.measures import MEASURES
 from fedseal.claims.place import Place
 from fedseal.claims.rules import Above, Falls, Flat, Near, Over, Peak, Rises, Rule, Standing, Under
@@ -357,6 +358,31 @@ def test_a_damaged_outcome_is_refused(tmp_path: Path):
         load_ledger(tmp_path)
 
 
+def test_an_outcome_of_ones_own_goes_before_the_shipped_one(tmp_path: Path):
+    """A user who decides a claim again sees what came of it here, and elsewhere the one that came with the package."""
+    shipped = load_ledger(tmp_path)
+    claim = declared()["F1"]
+    assert shipped["F1"] == shipped_outcome(claim)
+    save_outcome(tmp_path, replace(shipped["F1"], standing=Standing.CONTRADICTED, ended="today"))
+    assert load_ledger(tmp_path)["F1"].ended == "today"
+    assert load_ledger(tmp_path)["F17"] == shipped["F17"]
+
+
+def test_the_page_of_the_ledger_is_what_the_shipped_outcomes_say(tmp_path: Path):
+    pages = Path(__file__).parents[2] / "docs" / "results"
+    outcomes = load_ledger(tmp_path)
+    again = "run `fedseal claims write docs/results`"
+    assert (pages / "claims.md").read_text(encoding="utf-8") == render_claims_markdown(outcomes), again
+    assert (pages / "claims.html").read_text(encoding="utf-8") == render_claims_html(outcomes), again
+
+
+def test_every_shipped_outcome_is_of_a_claim_as_it_is_declared_now(tmp_path: Path):
+    shipped = load_ledger(tmp_path)
+    assert [name for name, outcome in shipped.items() if not outcome.is_current] == []
+    files = Path(claim_module.__file__).parent / "decided"
+    assert {path.stem for path in files.iterdir()} == set(shipped)
+
+
 def test_pages_have_every_claim_and_escape_what_they_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     claim = planted().model_copy(update={"claim": "<b>bold</b> | claim"})
     monkeypatch.setattr(claim_module, "declared", lambda: {"F1": claim})
@@ -386,9 +412,9 @@ def test_the_command_prints_runs_shows_and_writes(
         assert end.value.code in {0, None}
         return " ".join("".join(capsys.readouterr()).split())
 
-    assert "55 claims: 55 not run." in fedseal()
+    assert "0 of these outcomes are of fedseal-claims" in fedseal()
     assert "undecided: needs a judge" in fedseal("run", "L5")
-    assert "55 claims: 54 not run, 1 undecided." in fedseal()
+    assert "1 of these outcomes are of fedseal-claims" in fedseal()
     assert "stands: undecided: needs a judge" in fedseal("show", "l5")
     assert "wrote pages/claims.md" in fedseal("write", "pages")
 

@@ -1,9 +1,13 @@
-"""The ledger: what came of each claim, kept as JSON beside its runs, one file per claim."""
+"""The ledger: what came of each claim, kept as JSON beside its runs, one file per claim.
+
+What came of them where fedseal is made comes with the package, in `decided/`; an outcome of one's own goes before it.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +91,29 @@ def save_outcome(directory: Path, outcome: Outcome) -> None:
 
 
 def load_outcome(directory: Path, claim: Claim) -> Outcome | None:
-    """Return what came of a claim; None if nobody has tried."""
+    """Return what came of a claim in a directory; None if nobody has tried there."""
     path = _path(directory, claim.id)
-    if not path.exists():
-        return None
+    return _read(path) if path.exists() else None
+
+
+def shipped_outcome(claim: Claim) -> Outcome | None:
+    """Return what came of a claim where fedseal is made; None if nothing is shipped."""
+    path = resources.files("fedseal.claims").joinpath("decided", f"{claim.id}.json")
+    with resources.as_file(path) as file:
+        return _read(file) if file.exists() else None
+
+
+def load_ledger(directory: Path) -> dict[str, Outcome]:
+    """Return every outcome there is, in the order of the claims: a directory's own before those of the package."""
+    found = {name: load_outcome(directory, claim) or shipped_outcome(claim) for name, claim in declared().items()}
+    return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+
+def _read(path: Path) -> Outcome:
     try:
         return _OUTCOME.validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
         raise StorageError(f"{path} is no outcome of a claim.", hint="Remove it and run the claim again.") from error
-
-
-def load_ledger(directory: Path) -> dict[str, Outcome]:
-    """Return every outcome there is, in the order of the claims."""
-    found = {name: load_outcome(directory, claim) for name, claim in declared().items()}
-    return {name: outcome for name, outcome in found.items() if outcome is not None}
 
 
 def ledger_data(outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:

@@ -27,14 +27,17 @@ _OUT = Path("fedseal-claims")
 
 @claims_app.callback(invoke_without_command=True)
 def ledger_command(context: typer.Context, out: Kept = _OUT) -> None:
-    """Print the ledger: every claim, and what came of it in a directory."""
+    """Print the ledger: every claim, and what came of it, in a directory of one's own or where fedseal is made."""
     if context.invoked_subcommand is not None:
         return
     from fedseal.claims.claim import declared
-    from fedseal.claims.ledger import load_ledger
+    from fedseal.claims.ledger import load_ledger, load_outcome
 
-    _print_ledger(list(declared().values()), load_ledger(out))
-    typer.echo("`fedseal claims show ID` has a claim's evidence, `fedseal claims run ID` decides it.")
+    outcomes = load_ledger(out)
+    _print_ledger(list(declared().values()), outcomes)
+    own = sum(load_outcome(out, claim) is not None for claim in declared().values())
+    typer.echo(f"{own} of these outcomes are of {out}, {len(outcomes) - own} come with fedseal.")
+    typer.echo("`fedseal claims show ID` has a claim's evidence, `fedseal claims run ID` decides it here.")
 
 
 @claims_app.command("run")
@@ -68,11 +71,11 @@ def run_command(
 def show_command(name: Annotated[str, typer.Argument(help="A claim, such as F1.")], out: Kept = _OUT) -> None:
     """Print a claim: its words, published numbers, checks, and what they came to."""
     from fedseal.claims.claim import find_claims
-    from fedseal.claims.ledger import load_outcome
+    from fedseal.claims.ledger import load_outcome, shipped_outcome
     from fedseal.report.claims import claim_text
 
     for claim in find_claims([name]):
-        typer.echo(claim_text(claim, load_outcome(out, claim)))
+        typer.echo(claim_text(claim, load_outcome(out, claim) or shipped_outcome(claim)))
 
 
 @claims_app.command("write")
