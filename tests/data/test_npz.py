@@ -47,8 +47,9 @@ def test_known_keys(tmp_path: Path, images: str, labels: str) -> None:
         (HWC[..., 0][:, None], HWC[..., 0][:, None]),
         ((HWC / 255).astype(np.float32), HWC.transpose(0, 3, 1, 2)),
         (HWC / 255, HWC.transpose(0, 3, 1, 2)),
+        (HWC.astype(np.uint16) * 257, HWC.transpose(0, 3, 1, 2)),
     ],
-    ids=["hwc", "chw", "hw", "hw1", "1hw", "float32", "float64"],
+    ids=["hwc", "chw", "hw", "hw1", "1hw", "float32", "float64", "uint16"],
 )
 def test_layouts(tmp_path: Path, stored: np.ndarray, expected: np.ndarray) -> None:
     dataset = npz(save(tmp_path, images=stored, labels=LABELS))
@@ -75,6 +76,19 @@ def test_names_in_the_file_keep_the_labels_as_they_are(tmp_path: Path) -> None:
     dataset = npz(save(tmp_path, images=HWC, labels=np.array([3, 1, 3, 1, 1, 1]), class_names=names))
     assert dataset.labels.tolist() == [3, 1, 3, 1, 1, 1]
     assert dataset.classes == ("ant", "bee", "cat", "dog")
+
+
+def test_names_of_the_classes_that_are_there_go_by_the_order_of_their_labels(tmp_path: Path) -> None:
+    dataset = npz(save(tmp_path, images=HWC, labels=LABELS * 50, class_names=np.array(["a", "b", "c"])))
+    assert dataset.classes == ("a", "b", "c")
+    assert dataset.labels.tolist() == LABELS.tolist()
+
+
+def test_images_are_resized_where_a_size_is_given(tmp_path: Path) -> None:
+    square = np.zeros((6, 12, 12, 3), np.uint8)
+    assert npz(save(tmp_path, images=square, labels=LABELS), size=8).shape == (3, 8, 8)
+    with pytest.raises(InputError, match="5 x 7, not square"):
+        npz(save(tmp_path, images=HWC, labels=LABELS), size=8)
 
 
 def test_columns_of_labels_are_accepted(tmp_path: Path) -> None:

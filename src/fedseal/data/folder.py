@@ -10,6 +10,7 @@ import struct
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,17 +151,17 @@ def read_picture(
     return decoded(real, shown, fit)
 
 
-def decoded(real: Path, shown: Path, make: Callable[[Image.Image], Pixels]) -> Pixels:
-    """Open a picture file, upright, and return what `make` makes of it; whatever is wrong with it is said.
+def decoded(real: Path | BytesIO, shown: Path | str, make: Callable[[Image.Image], Pixels]) -> Pixels:
+    """Open a picture, upright, and return what `make` makes of it; whatever is wrong with it is said.
 
     Args:
-        real: the file.
+        real: the file, or its content.
         shown: what to call it.
         make: turns the opened picture into pixels.
     """
     from PIL import Image, ImageOps
 
-    if not real.is_file():
+    if isinstance(real, Path) and not real.is_file():
         raise InputError(f"{shown} is not a file.", hint="Remove it, or check the path.")
     try:
         with warnings.catch_warnings():

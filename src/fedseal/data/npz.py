@@ -6,7 +6,7 @@ import lzma
 import math
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -15,20 +15,21 @@ import torch
 from numpy.typing import NDArray
 
 from fedseal.core.batch import Normalisation
-from fedseal.core.errors import InputError
+from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import local_path
 from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
 from fedseal.core.specs import near_matches
 from fedseal.data.dataset import ImageDataset
-from fedseal.data.images import Pixels, measure
+from fedseal.data.images import Pixels, measure, resize
+from fedseal.data.pack import OFFSETS, PICTURES, VALIDATION, check_offsets, chosen_part, is_pack, unpack
 from fedseal.data.registry import DATASETS
 
 Split = Literal["train", "test"]
 
 PLAIN_KEYS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 NAME_KEYS = ("class_names", "classes", "names")
-_FORMAT = "Images are uint8 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
+_FORMAT = "Images are uint8, uint16 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
 _LABELS = "Labels are classes, integers [N]; flags, 0 or 1 [N, K]; or values, floats [N] or [N, K]."
 DAMAGE = (
     zipfile.BadZipFile,
@@ -58,23 +59,36 @@ class LabelledArrays:
 
 
 @DATASETS.register("npz", Info(summary="a numpy archive of yours with images and labels: npz:PATH"))
-def npz(path: Path, split: Split | None = None, group: str | None = None) -> ImageDataset:
+def npz(
+    path: Path, split: Split | None = None, group: str | None = None, size: int | None = None, channels: int = 3
+) -> ImageDataset:
     """Return the data set in a numpy archive: `npz:PATH`, or `npz:path=PATH,split=test`.
 
     Args:
         path: the file. Images and labels lie under `images`/`labels`, `x`/`y` or `data`/`labels`, or under
             `train_images`/`train_labels` (`test_...`), also spelt `x_train`/`y_train`. Images are uint8 or
-            floats in [0, 1] (rounded to 256 levels), as [N, H, W], [N, H, W, C] or [N, C, H, W].
-        split: which of the prefixed pairs; without it the plain keys, else the training part.
+            floats in [0, 1] or 16 bits deep (both rounded to 256 levels), as [N, H, W], [N, H, W, C] or [N, C, H, W].
+            Or it is a pack of JPEG files, `jpeg` and `offsets` beside `labels` (`fedseal.data.pack`).
+        split: which of the prefixed pairs; without it the plain keys, else the training part. Of a pack that has
+            `is_val` the part it tells, without it all.
         group: array that says whose each image is, numbers or texts [N]: a patient's images are never shared between
             public and private data, or between those attacked and strangers.
+        size: side that square images are resized to, and pictures of a pack cropped and resized.
+        channels: of the pictures of a pack: 3 for RGB, 1 for grey.
 
     Labels are remapped to 0..C-1, in the order of their values, only if they are not contiguous from 0;
     the classes keep the original values as names. With `class_names` in the file, labels index these and
     stay as they are. Whole numbers 0 and 1 [N, K] are flags, for `loss: bce`, and floats [N] or [N, K] values, for
     `loss: mse`. Normalisation is measured from the images.
     """
-    arrays = read_npz(path, split, group=group)
+    if channels not in (1, 3):
+        raise UsageError(f"pictures cannot have {channels} channels.", hint="Use channels=1 or channels=3.")
+    arrays = read_npz(path, split, group=group, pack=Pack(size, channels))
+    if size is not None and arrays.images.shape[-2:] != (size, size):
+        height, width = arrays.images.shape[-2:]
+        if height != width:
+            raise InputError(f"{path} holds images of {height} x {width}, not square.", hint="Leave `size` out.")
+        arrays = replace(arrays, images=resize(arrays.images, size))
     return as_dataset(Path(path).stem, arrays, measure(arrays.images))
 
 
@@ -85,8 +99,20 @@ def as_dataset(name: str, arrays: LabelledArrays, normalisation: Normalisation) 
     return ImageDataset(name, images, labels, arrays.classes, normalisation, groups=groups)
 
 
+@dataclass(frozen=True)
+class Pack:
+    """How pictures of a pack are read: their side (their own, if None) and channels."""
+
+    size: int | None = None
+    channels: int = 3
+
+
 def read_npz(
-    path: Path, split: Split | None = None, classes: tuple[str, ...] = (), group: str | None = None
+    path: Path,
+    split: Split | None = None,
+    classes: tuple[str, ...] = (),
+    group: str | None = None,
+    pack: Pack | None = None,
 ) -> LabelledArrays:
     """Read and check images, labels and class names of a numpy archive; see `npz` for what it may look like.
 
@@ -95,6 +121,7 @@ def read_npz(
         split: the prefix of the keys, as for `npz`.
         classes: names the labels index when the file brings none; without either, labels may be remapped.
         group: array that says whose each image is.
+        pack: how pictures are read if it is a pack.
     """
     path = local_path(path)
     if not path.is_file():
@@ -106,10 +133,15 @@ def read_npz(
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"{path} holds a single array.", hint="Save it with numpy.savez(images=..., labels=...).")
         with archive:
-            image_key, label_key = _choose_keys(path, archive.files, split)
+            packed = is_pack(archive.files)
+            image_key, label_key = (PICTURES, "labels") if packed else _choose_keys(path, archive.files, split)
             check_sizes(path, archive)
             names_key = next((key for key in NAME_KEYS if key in archive.files), None)
+            if packed and label_key not in archive.files:
+                raise InputError(f"{path} is a pack of pictures without `labels`.", hint=_LABELS)
             images, labels = _array(archive, image_key), _array(archive, label_key)
+            offsets = _array(archive, OFFSETS) if packed else None
+            flags = _array(archive, VALIDATION) if packed and split and VALIDATION in archive.files else None
             if group is not None and group not in archive.files:
                 known = near_matches(group, archive.files)
                 raise InputError(f"{path} has no array {group!r} of groups.", hint=known)
@@ -123,9 +155,18 @@ def read_npz(
             f"{path} is not a readable numpy archive: {reason}.",
             hint="Save plain arrays with numpy.savez; pickled objects are refused, they could run code.",
         ) from error
-    pixels = _as_pixels(images, f"{path}, array {image_key!r}")
-    values = _as_labels(labels, len(pixels), f"{path}, array {label_key!r}")
-    groups = None if owners is None else _as_groups(owners, len(pixels), f"{path}, array {group!r}")
+    count = len(images) if offsets is None else check_offsets(images, offsets, str(path))
+    values = _as_labels(labels, count, f"{path}, array {label_key!r}")
+    groups = None if owners is None else _as_groups(owners, count, f"{path}, array {group!r}")
+    if offsets is None:
+        pixels = _as_pixels(images, f"{path}, array {image_key!r}")
+    else:
+        places = np.arange(count)
+        if flags is not None:
+            places = chosen_part(flags, count, split == "test", f"{path}, array {VALIDATION!r}")
+        how = pack or Pack()
+        pixels = unpack(images, offsets, places, str(path), how.size, how.channels)
+        values, groups = values[places], None if groups is None else groups[places]
     if values.ndim == 2:
         columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
         return LabelledArrays(pixels, values, columns, groups)
@@ -180,6 +221,8 @@ def _as_pixels(images: NDArray[Any], where: str) -> Pixels:
             low, high = images.min(initial=np.inf), images.max(initial=-np.inf)
             raise InputError(f"{where} holds floats from {low:g} to {high:g}, not in [0, 1].", hint=_FORMAT)
         images = np.rint(images * 255).astype(np.uint8)
+    if images.dtype == np.uint16:
+        images = ((images.astype(np.uint32) + 128) // 257).astype(np.uint8)
     if images.dtype != np.uint8:
         raise InputError(f"{where} has dtype {images.dtype}.", hint=_FORMAT)
     if images.ndim == 3:
@@ -225,10 +268,12 @@ def _name_classes(
             hint="Count classes from 0, and leave images without a label out.",
         )
     if names:
-        if values[0] < 0 or values[-1] >= len(names):
+        if values[-1] >= len(names) == len(values):
+            return compact.astype(np.int64), names  # a part of a larger set, that names only the classes it has
+        if values[-1] >= len(names):
             raise InputError(
                 f"{where} has labels {values[0]}..{values[-1]} for {len(names)} classes.",
-                hint="Labels index the classes, from 0.",
+                hint="Labels index the classes, from 0; or there is one name for each label there is, in their order.",
             )
         return labels, names
     contiguous = values[0] == 0 and values[-1] == len(values) - 1
