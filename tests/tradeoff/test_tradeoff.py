@@ -17,11 +17,12 @@ from fedseal.core.defence import DEFENCES
 from fedseal.core.errors import FedsealError, InputError, UsageError
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.metrics.intervals import Interval
+from fedseal.report.leaderboard import leaderboard, rank_tradeoff
 from fedseal.report.tables import run_table
 from fedseal.report.tradeoff import render_tradeoff, write_tradeoff_reports
 from fedseal.report.tradeoff_chart import tradeoff_chart
 from fedseal.report.tradeoff_machine import tradeoff_json
-from fedseal.tradeoff.curves import Tradeoff, open_tradeoff, run_tradeoff
+from fedseal.tradeoff.curves import Point, Tradeoff, open_tradeoff, run_tradeoff
 from fedseal.tradeoff.scenario import TradeoffScenario
 from fedseal.tradeoff.sweeps import parse_sweep, split_sweeps
 
@@ -163,3 +164,26 @@ def test_everything_is_there_as_json_and_csv(measured: Tradeoff) -> None:
     ]
     assert [float(row["psnr.mean"]) for row in rows] == [cell.psnr.mean for cell in cells if cell.psnr]
     assert run_table(measured.directory, "markdown") == render_tradeoff(measured)
+
+
+def test_a_leaderboard_ranks_what_learnt_within_its_class_of_utility(measured: Tradeoff) -> None:
+    def as_if(point: Point, kept: float, *, learnt: bool = True) -> Point:
+        pmm = Interval(kept, kept, kept, 1)
+        return dataclasses.replace(point, utility=dataclasses.replace(point.utility, pmm=pmm, learnt=learnt))
+
+    def of(*kept: float, learnt: bool = True) -> Tradeoff:
+        curves = [
+            dataclasses.replace(
+                curve, points=tuple(as_if(p, k, learnt=learnt) for p, k in zip(curve.points, kept, strict=False))
+            )
+            for curve in measured.curves
+        ]
+        return dataclasses.replace(measured, undefended=as_if(measured.undefended, 100), curves=tuple(curves))
+
+    boards = list(rank_tradeoff(of(99, 91)))
+    assert [board.title for board in boards] == ["keeps 98 % or more", "keeps 90 % or more"]
+    assert [[line.name for line in board.lines] for board in boards][1] == [measured.curves[0].points[1].defence]
+    assert {line.name for line in boards[0].lines} >= {"none", "dp-sgd:sigma=0.1"}
+    assert all(len(line.figures) == len(board.columns) for board in boards for line in board.lines)
+    assert [line.name for board in rank_tradeoff(of(99, 91, learnt=False)) for line in board.lines] == ["none"]
+    assert leaderboard([measured.directory]).attacks

@@ -93,7 +93,9 @@ class Above(Rule):
     @property
     def words(self) -> str:
         """See `Rule`."""
-        margin = f" by more than {self.by:g}" if self.by > 0 else f", or less than {-self.by:g} below" if self.by else ""
+        margin = (
+            f" by more than {self.by:g}" if self.by > 0 else f", or less than {-self.by:g} below" if self.by else ""
+        )
         return f"{self.above} is above {_listed(self.than)}{margin}"
 
 

@@ -12,7 +12,7 @@ from fedseal.cli.app import READERS, app
 
 @app.command("leaderboard", rich_help_panel=READERS)
 def leaderboard_command(
-    runs: Annotated[list[Path], typer.Argument(help="Directories of `fedseal advise` and `fedseal audit`.")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of `fedseal advise`, `tradeoff` and `audit`.")],
     to: Annotated[Path | None, typer.Option(help="Directory for leaderboard.md and .html; printed without it.")] = None,
 ) -> None:
     """Rank defences by their readings at equal utility, attacks by what they find at equal time."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedseal._version import VERSION
 from fedseal.advice.outcome import Advice, holds_advice, open_advice
+from fedseal.advice.screening import UNKNOWN_DB
 from fedseal.audit.levels import RiskLevel, State
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run
@@ -20,12 +21,15 @@ from fedseal.core.files import write_atomically
 from fedseal.report import words
 from fedseal.report.html import template_environment
 from fedseal.report.markdown import escaped
+from fedseal.tradeoff.curves import Tradeoff, holds_tradeoff, open_tradeoff
+from fedseal.tradeoff.scenario import TradeoffScenario
 
 KEPT = (98.0, 95.0, 90.0, 80.0)
 """Classes of utility: a defence competes with those that keep as much of the accuracy, in per cent."""
 BUDGETS = (1.0, 10.0, 60.0, 600.0)
 """Classes of time: an attack competes with all that take no longer, in processor seconds per batch."""
 _LEVELS = [level.words for level in RiskLevel]
+_KINDS = "Give runs of `fedseal advise`, `fedseal tradeoff` or `fedseal audit`."
 _UNSETTLED = [state.words for state in State if not state.settled]
 
 
@@ -67,39 +71,93 @@ class Leaderboard:
     attacks: tuple[Board, ...]
 
 
+@dataclass(frozen=True)
+class Entered:
+    """A defence as a board ranks it.
+
+    Attributes:
+        defence: its spec.
+        standing: what an audit says of it.
+        gain_db: what its update holds over a guess; None where nobody can say.
+        kept: accuracy kept, in per cent.
+        upload: bytes sent, in those of an update without a defence; None where it was not measured.
+    """
+
+    defence: str
+    standing: str
+    gain_db: float | None
+    kept: float
+    upload: float | None
+
+
 def leaderboard(directories: Sequence[Path]) -> Leaderboard:
-    """Rank what advice and audits in some directories hold."""
+    """Rank what advice, trade-offs and audits in some directories hold."""
     defences: list[Board] = []
     attacks: list[Board] = []
     for directory in directories:
         if holds_advice(directory):
             defences += rank_defences(open_advice(directory))
             attacks += rank_attacks(open_run(directory / "audit"))
+        elif holds_tradeoff(directory):
+            measured = open_tradeoff(directory)
+            defences += rank_tradeoff(measured)
+            attacks += rank_attacks(measured.audit)
         else:
             attacks += rank_attacks(open_run(directory))
     if not defences and not attacks:
-        raise InputError("these runs hold nothing to rank.", hint="Give runs of `fedseal advise` or `fedseal audit`.")
+        raise InputError("these runs hold nothing to rank.", hint=_KINDS)
     return Leaderboard(tuple(defences), tuple(attacks))
 
 
 def rank_defences(advice: Advice) -> Iterator[Board]:
-    """Yield a board for every class of utility: settled and low first, then by what an update holds over a guess."""
+    """Yield a board for every class of utility of what an advisor attacked and trained."""
     scenario = advice.scenario
+    entered = [
+        Entered(one.defence, one.attacked.standing, one.screened.gain_db, one.kept, one.upload)
+        for one in advice.candidates
+        if one.attacked is not None and one.kept is not None
+    ]
+    return _by_utility(_setting(scenario), entered)
+
+
+def rank_tradeoff(tradeoff: Tradeoff) -> Iterator[Board]:
+    """Yield a board for every class of utility of what a trade-off attacked and trained."""
+    plain = tradeoff.undefended.utility.bytes_up
+    entered = [
+        Entered(
+            point.defence,
+            "" if point.row.standing is None else point.row.standing.words,
+            None if point.row.ideal is None else point.row.ideal.gain_db,
+            point.pmm.mean,
+            point.utility.bytes_up / plain if point.utility.bytes_up is not None and plain else None,
+        )
+        for point in tradeoff.points
+        if point.row is not None and point.pmm is not None and point.utility.learnt
+    ]
+    return _by_utility(_setting(tradeoff.scenario), entered)
+
+
+def _setting(scenario: TradeoffScenario) -> str:
     size = f"{words.plural(scenario.clients, 'client')}, {words.plural(scenario.federation.rounds, 'round')}"
-    setting = f"{scenario.model} on {scenario.data}, {size}, {words.plural(scenario.client.batch_size, 'image')} a step"
-    entered = [one for one in advice.candidates if one.attacked is not None and one.kept is not None]
+    attacked = f"; attacked as {scenario.attacked_model}" if scenario.attacked_model else ""
+    batch = words.plural(scenario.client.batch_size, "image")
+    return f"{scenario.name}: {scenario.model} on {scenario.data}, {size}{attacked}, {batch} a step"
+
+
+def _by_utility(setting: str, entered: Sequence[Entered]) -> Iterator[Board]:
+    """Yield boards: settled and low first, then by what an update holds over a guess."""
     for least, most in zip((*KEPT, 0.0), (float("inf"), *KEPT), strict=True):
-        own = [one for one in entered if one.kept is not None and least <= one.kept < most]
-        own.sort(key=lambda one: (_gravity(one.attacked.standing if one.attacked else ""), one.screened.exposure))
+        own = [one for one in entered if least <= one.kept < most]
+        own.sort(key=lambda one: (_gravity(one.standing), UNKNOWN_DB if one.gain_db is None else one.gain_db))
         if own:
             lines = [
                 Ranked(
                     one.defence,
                     (
-                        one.attacked.standing if one.attacked else words.ABSENT,
-                        words.ABSENT if one.screened.gain_db is None else f"{one.screened.gain_db:+.1f} dB",
+                        one.standing or words.ABSENT,
+                        words.ABSENT if one.gain_db is None else f"{one.gain_db:+.1f} dB",
                         f"{one.kept:.1f} %",
-                        f"{one.upload:.2f}x",
+                        words.ABSENT if one.upload is None else f"{one.upload:.2f}x",
                     ),
                 )
                 for one in own
@@ -121,7 +179,7 @@ def rank_attacks(run: Run) -> Iterator[Board]:
     scenarios = {scenario.name: scenario for scenario in run.scenarios}
     for name, defence in dict.fromkeys((cell.scenario, cell.defence) for cell in cells):
         own = [cell for cell in cells if (cell.scenario, cell.defence) == (name, defence)]
-        setting = f"{_federation(scenarios[name])}, {'undefended' if defence == 'none' else defence}"
+        setting = f"{name}: {_federation(scenarios[name])}, {'undefended' if defence == 'none' else defence}"
         before = 0
         for budget in BUDGETS:
             able = [cell for cell in own if cell.seconds / max(1, len(cell.succeeded)) <= budget]

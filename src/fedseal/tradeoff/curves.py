@@ -13,7 +13,6 @@ from typing import Any
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
 from fedseal.audit.runner import open_run, run_audit
-from fedseal.audit.verdict import judge
 from fedseal.core.errors import InputError
 from fedseal.core.files import PathText, write_atomically
 from fedseal.core.watcher import Watcher
@@ -193,7 +192,7 @@ def open_tradeoff(directory: PathText) -> Tradeoff:
     scenario = TradeoffScenario.model_validate_json(path.read_text(encoding="utf-8"))
     training, audit = open_training(directory / "training"), open_run(directory / "audit")
     utilities = {utility.defence: utility for utility in training.utilities}
-    rows = {row.defence: row for row in judge(audit.records, seed=scenario.seed).rows}
+    rows = {row.defence: row for row in audit.verdict().rows}
     points = {spec: Point(spec, utilities[spec], rows.get(spec)) for spec in scenario.specs}
     curves = tuple(
         Curve(sweep, tuple(sorted((points[spec] for spec in sweep.defences), key=_by_utility)))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedseal.audit.scenario import AttackerConfig, ClientConfig, Scenario
 from fedseal.core.config_file import PlainName, Texts, read_config, validate_config
 from fedseal.core.files import PathText
-from fedseal.core.ranges import Count, Seed
+from fedseal.core.ranges import Amount, Count, Seed
 from fedseal.federation.simulation.config import FederationConfig
 from fedseal.tradeoff.sweeps import Sweep, parse_sweep
 from fedseal.training.scenario import TrainingScenario
@@ -39,6 +39,7 @@ class TradeoffScenario(BaseModel):
         defences: sweeps (`sweeps`).
         attacks: specs of attacks.
         targets: attacked batches per point.
+        readings: of these, how many have their uploads read, by which alone a point is low.
         iterations: of each attack; None for its own.
         seed: of the attack and of the first training.
         seeds: number of trainings per point, with consecutive seeds.
@@ -61,6 +62,7 @@ class TradeoffScenario(BaseModel):
     defences: Texts = Field(("gaussian", "topk"), min_length=1)
     attacks: Texts = Field(("ig",), min_length=1)
     targets: Count = 4
+    readings: Amount = 0
     iterations: Count | None = None
     seed: Seed = 0
     seeds: Count = 1
@@ -90,8 +92,8 @@ class TradeoffScenario(BaseModel):
             seeds=tuple(range(self.seed, self.seed + self.seeds)),
         )
 
-    def audit(self, specs: Sequence[str] | None = None, *, readings: int = 0) -> Scenario:
-        """Return what is to be attacked: all of the sweeps, or these defences; `readings` targets of each are read."""
+    def audit(self, specs: Sequence[str] | None = None, *, readings: int | None = None) -> Scenario:
+        """Return what is to be attacked: all of the sweeps, or these defences, with `readings` uploads of each read."""
         return Scenario(
             name=self.name,
             data=self.data,
@@ -102,7 +104,7 @@ class TradeoffScenario(BaseModel):
             defences=self.specs if specs is None else tuple(specs),
             attacks=self.attacks,
             targets=self.targets,
-            readings=readings,
+            readings=self.readings if readings is None else readings,
             iterations=self.iterations,
             seed=self.seed,
         )

@@ -22,7 +22,7 @@ from fedseal.core.tensors import check_finite, check_like
 from fedseal.defences.refiner.evaluator import Architecture, EvaluationNetwork
 
 SHIPPED = "evaluator-small.safetensors"
-SHIPPED_SHA256 = "2a1624ea2e0bc0096118cef6dd958310e9b64716b11963618cb86a91e363bea5"
+SHIPPED_SHA256 = "2187b632d89525596ba1c69b0dada7c5623e2c4ff29cbf58e025d4694035b486"
 
 _HINT = "Train one with `fedseal train-evaluator`."
 
