@@ -10,6 +10,7 @@ are there, after their words (`PAGE/words.md`) have changed.
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ SOURCES = "src/fedseal"
 
 @dataclass(frozen=True)
 class Page:
-    """One page: its title, and the scenarios it audits or trains, in this order."""
+    """One page: its title, what is prepared for it, and the scenarios it audits or trains, in this order."""
 
     name: str
     title: str
     scenarios: tuple[str, ...]
+    prepared: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -39,7 +41,10 @@ class Page:
 def pages() -> dict[str, Page]:
     """Return all pages by name."""
     found = yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
-    return {name: Page(name, about["title"], tuple(about["scenarios"])) for name, about in found.items()}
+    return {
+        name: Page(name, about["title"], tuple(about["scenarios"]), tuple(about.get("prepare", ())))
+        for name, about in found.items()
+    }
 
 
 def git(*arguments: str) -> str:
@@ -65,11 +70,13 @@ def command(scenario: str) -> str:
 
 
 def run(page: Page, runs: Path, data_root: Path | None) -> None:
-    """Run what is left of a page's scenarios."""
+    """Run what is left of a page's preparations and scenarios."""
+    extra = ["--data-root", str(data_root)] if data_root else []
+    calls = [["prepare", *shlex.split(options), *extra] for options in page.prepared]
     for scenario in page.scenarios:
         verb = "train" if is_training(scenario) else "audit"
-        extra = ["--data-root", str(data_root)] if data_root else []
-        call = [verb, str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra]
+        calls.append([verb, str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra])
+    for call in calls:
         done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, check=False)
         if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
             raise SystemExit(f"{' '.join(call)} ended with {done.returncode}")
@@ -98,6 +105,7 @@ def render(page: Page, runs: Path) -> str:
         f"Made from commit `{commit}` (`{SOURCES}`: tree `{sources}`)",
         f"by `python docs/results/make.py {page.name}`, that is",
         "",
+        *(f"    fedseal prepare {options} --data-root DIR" for options in page.prepared),
         *(f"    {command(scenario)}" for scenario in page.scenarios),
         "",
         page.words,

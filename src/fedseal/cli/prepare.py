@@ -23,7 +23,8 @@ from fedseal.core.errors import UsageError
 @app.command()
 def prepare(
     scenario: Annotated[
-        list[Path] | None, typer.Argument(help="Scenario files (YAML) of audits; or `prior`, to train one on --data.")
+        list[Path] | None,
+        typer.Argument(help="Scenario files (YAML) of audits; or `prior` or `model`, to train one on --data."),
     ] = None,
     attack: Attacks = None,
     defence: Defences = None,
@@ -32,23 +33,29 @@ def prepare(
         bool, typer.Option("--prune", help="Delete what is damaged, left over or made by other code.")
     ] = False,
     data: Annotated[
-        list[str] | None, typer.Option(help="Public data set a prior is trained on, e.g. cifar10; repeatable.")
+        list[str] | None,
+        typer.Option(help="Data set a prior or model is trained on, e.g. cifar10; repeatable for a prior."),
     ] = None,
     kind: Annotated[str, typer.Option(help="Of the prior: patch, ae, gan or diffusion.")] = "diffusion",
     out: Annotated[
-        Path | None, typer.Option(help="File for the prior, named in `ig:prior=FILE`; its samples lie beside it.")
+        Path | None,
+        typer.Option(help="File for the prior, named in `ig:prior=FILE`; its samples lie beside it. Or of weights."),
     ] = None,
-    images: Annotated[int, typer.Option(help="Images a prior is trained on, at most; 0 for all.", min=0)] = 0,
+    model: Annotated[str, typer.Option(help="Spec of the model that is trained, e.g. resnet10:width=16.")] = "",
+    epochs: Annotated[int, typer.Option(help="Passes over the data that a model is trained for.", min=1)] = 10,
+    batch_size: Annotated[int, typer.Option(help="Images per step of a model.", min=1)] = 64,
+    normalise: Annotated[bool, typer.Option(help="Train the model on normalised images.")] = True,
+    images: Annotated[int, typer.Option(help="Images it is trained on, at most; 0 for all.", min=0)] = 0,
     public_fraction: Annotated[
         float | None, typer.Option(help="Take of the data only what an audit with this public_fraction leaves public.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="That audit's seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="That audit's seed; of a model, of weights and batches.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Steps of a prior's training; 0 for its kind's own.", min=0)] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate of it; 0 for its kind's own.", min=0)] = 0.0,
+    lr: Annotated[float, typer.Option(help="Learning rate; 0 for the usual one of what is trained.", min=0)] = 0.0,
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
-    """Train beforehand what a scenario's attacks and defences need; or a prior of images, on public data.
+    """Train beforehand what a scenario's attacks and defences need; or a prior of images, or a model's weights.
 
     It is kept in the cache and found there by everything that determines it.
     Killed or interrupted, the same command goes on where it was.
@@ -59,8 +66,12 @@ def prepare(
     if scenario == [Path("prior")]:
         _prepare_prior(data or [], kind, out, (images, public_fraction, seed, steps, lr), data_root)
         return
-    if data or out:
-        raise UsageError("--data and --out are for priors.", hint="Write `fedseal prepare prior --data NAME`.")
+    if scenario == [Path("model")]:
+        _prepare_model(data or [], model, out, (images, epochs, batch_size, lr, normalise, seed), data_root, device)
+        return
+    if data or out or model:
+        hint = "Write `fedseal prepare prior --data NAME` or `fedseal prepare model --data NAME --model SPEC`."
+        raise UsageError("--data, --model and --out are for priors and models.", hint=hint)
     if bool(scenario) + list_all + prune != 1:
         raise UsageError("prepare takes scenario files, or --list, or --prune.", hint="Name one of the three.")
     directory = library().directory
@@ -111,6 +122,41 @@ def _prepare_prior(
     typer.echo(f"quality: {made.quality}")
     typer.echo(f"samples: {made.picture}")
     typer.echo(f"written: {made.path} (SHA-256 {made.sha256}); use it as ig:prior={made.path}")
+
+
+def _prepare_model(
+    data: list[str],
+    model: str,
+    out: Path | None,
+    options: tuple[int, int, int, float, bool, int],
+    data_root: Path | None,
+    device: str,
+) -> None:
+    from fedseal.training.weights import recipe, train_weights
+
+    if len(data) != 1 or not model:
+        hint = "Write `fedseal prepare model --data cifar10 --model resnet10:width=16`."
+        raise UsageError("a model is trained on one data set.", hint=hint)
+    images, epochs, batch_size, lr, normalise, seed = options
+    scenario = recipe(
+        data[0],
+        model,
+        images=images,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=lr or 0.03,
+        normalise=normalise,
+        seed=seed,
+    )
+    look_here_for_models()
+    with watching() as watcher:
+        made = train_weights(
+            scenario, out or Path("model.safetensors"), data_root=data_root, device=device, watcher=watcher
+        )
+    typer.echo(f"quality: {made.sentence}")
+    typer.echo(f"written: {made.path} (SHA-256 {made.sha256}); use it as {made.spec}")
+    if normalise:
+        typer.echo("It was trained on normalised images: set `client.normalise: true` where it is audited.")
 
 
 def _list(directory: Path) -> None:

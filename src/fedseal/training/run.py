@@ -34,6 +34,7 @@ class Training:
         refused: why it cannot be trained, or was not to the end.
         failed: whether it broke, rather than being ruled out by the set-up.
         rounds: those played before it was stopped for want of hope; empty where it was not.
+        key: what it is named by in the store; its last state lies in `checkpoints/KEY.safetensors`.
     """
 
     defence: str
@@ -42,6 +43,7 @@ class Training:
     refused: str = ""
     failed: bool = False
     rounds: tuple[RoundRecord, ...] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,11 +258,11 @@ def load_training_run(store: Store) -> TrainingRun:
     for defence, seed, key in meta["trainings"]:
         about: dict[str, Any] = meta.get(f"training/{key}", {"refused": "not finished", "failed": False})
         if about.get("stopped"):
-            trainings.append(Training(defence, seed, None, about["refused"], rounds=store.load_rounds(key)))
+            trainings.append(Training(defence, seed, None, about["refused"], rounds=store.load_rounds(key), key=key))
         elif "refused" in about:
-            trainings.append(Training(defence, seed, None, about["refused"], about["failed"]))
+            trainings.append(Training(defence, seed, None, about["refused"], about["failed"], key=key))
         else:
-            trainings.append(Training(defence, seed, History(**about, rounds=store.load_rounds(key))))
+            trainings.append(Training(defence, seed, History(**about, rounds=store.load_rounds(key)), key=key))
     return TrainingRun(
         store.directory,
         TrainingScenario.model_validate(meta["training_scenario"]),
