@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -430,3 +431,13 @@ def test_training_says_what_is_wrong(fedseal: Command):
     refused(fedseal("train", "--defence", "topkk"), "'topkk'", "'topk'")
     refused(fedseal("train", "--rounds", "0"), "federation.rounds")
     refused(fedseal("train", "--partition", "dirichlet:alpha=no"), "alpha")
+
+
+def test_a_reader_who_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "fedseal", "list", "attacks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141

@@ -31,6 +31,8 @@ app = typer.Typer(
 
 _LOG = logging.getLogger("fedseal")
 _INTERRUPTED = 130
+_UNREAD = 141
+"""As a shell says it of a command whose reader has gone (`| head`): no error, and no success either."""
 _TRACEBACK = "FEDSEAL_TRACEBACK"
 
 READERS = "Read a run"
@@ -53,13 +55,13 @@ def main() -> NoReturn:
         if isinstance(leaving.__context__, click.exceptions.Abort | KeyboardInterrupt):
             sys.exit(_INTERRUPTED)
         if isinstance(leaving.__context__, OSError):
-            _fail(_unwritten(leaving.__context__), 2)
+            _stop_writing(leaving.__context__)
         _flush()
         raise
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError as error:
-        _fail(_unwritten(error), 2)
+        _stop_writing(error)
     except Exception as error:  # noqa: BLE001 - the last resort, with a way to see more
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
@@ -81,11 +83,14 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        _fail(_unwritten(error), 2)
+        _stop_writing(error)
 
 
-def _unwritten(error: OSError) -> str:
-    return f"the output cannot be written: {error.strerror or error}."
+def _stop_writing(error: OSError) -> NoReturn:
+    """Leave because the output goes nowhere: silently where nobody reads on, else with the reason."""
+    if isinstance(error, BrokenPipeError):
+        _leave(_UNREAD)
+    _fail(f"the output cannot be written: {error.strerror or error}.", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -95,6 +100,10 @@ def _fail(message: str, code: int) -> NoReturn:
             _LOG.error(sentence, extra={"exit_code": code})
         else:
             typer.echo("error: " + sentence, err=True)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
