@@ -153,5 +153,5 @@ def _job_bytes(setup: Setup, lanes: int) -> int:
     """Return the memory of a group of targets: weights, their gradients and updates in each lane, and activations."""
     parameters = sum(p.numel() * p.element_size() for p in setup.model.parameters())
     pixels = setup.images_per_target * int(torch.tensor(setup.private.shape).prod()) * 4
-    data = int(setup.private.inputs.numel()) + 4 * int(setup.public.inputs.numel())
+    data = setup.private.memory + 4 * int(setup.public.inputs.numel())
     return parameters * (6 + 3 * lanes) + 64 * pixels * lanes + data

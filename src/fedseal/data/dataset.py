@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
 from fedseal.core.encoding import Encoding
 from fedseal.core.errors import InputError
+from fedseal.core.hashing import hash_tensors
 from fedseal.core.modality import IMAGE
 from fedseal.core.seeds import generator
 
@@ -59,6 +61,11 @@ class Dataset(ABC):
         """Of one sample."""
         return tuple(self.inputs.shape[1:])
 
+    @property
+    def memory(self) -> int:
+        """Numbers it keeps in memory."""
+        return int(self.inputs.numel())
+
     def probe(self) -> Tensor:
         """Return two inputs no client holds, on which a model shows what it answers with."""
         return self.batch(torch.arange(2) % len(self)).inputs
@@ -80,6 +87,10 @@ class Dataset(ABC):
                 hint="Both must be of one kind.",
             )
         return self
+
+    def digest(self, key: str = "inputs") -> str:
+        """Return the hash of inputs and labels; `key` is what the inputs are called in it."""
+        return hash_tensors({key: self.inputs, "labels": self.labels})
 
     def relabelled(self, labels: Tensor, classes: tuple[str, ...]) -> Self:
         """Return it with other labels."""
@@ -169,7 +180,7 @@ class ImageDataset(Dataset):
 
     def probe(self) -> Tensor:
         """Return two grey ramps."""
-        return torch.linspace(0, 1, 2 * math.prod(self.shape)).view(2, *self.shape)
+        return grey_ramps(self.shape)
 
     def batch(self, indices: Tensor | None = None) -> Batch:
         """Return the images at `indices` (all, if None) as floats in [0, 1]."""
@@ -181,6 +192,11 @@ class ImageDataset(Dataset):
         """Return the data set restricted to `indices`."""
         groups = None if self.groups is None else self.groups[indices]
         return replace(self, images=self.images[indices], labels=self.labels[indices], groups=groups)
+
+
+def grey_ramps(shape: Sequence[int]) -> Tensor:
+    """Return two images [2, *shape] from black to white, on which a model shows what it answers with."""
+    return torch.linspace(0, 1, 2 * math.prod(shape)).view(2, *shape)
 
 
 def of_images(dataset: Dataset, what: str) -> ImageDataset:

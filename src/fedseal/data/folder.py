@@ -20,11 +20,12 @@ import torch
 
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import local_path
-from fedseal.core.limits import check_memory
+from fedseal.core.identity import identity_of
 from fedseal.core.registry import Info
 from fedseal.data.dataset import ImageDataset
 from fedseal.data.images import LARGEST, SMALLEST, Pixels, check_size, measure, square
 from fedseal.data.registry import DATASETS
+from fedseal.data.stored import StoredImages, keep_images, stored, too_large
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -47,7 +48,7 @@ FORMATS = {
 
 
 @DATASETS.register("folder", Info(summary="pictures of yours, one sub-folder per class: folder:PATH"))
-def folder(path: Path, size: int | None = None, channels: int = 3) -> ImageDataset:
+def folder(path: Path, size: int | None = None, channels: int = 3) -> ImageDataset | StoredImages:
     """Return the pictures below a folder: `folder:PATH`, or `folder:PATH?size=64&channels=1`.
 
     The path may hold commas; `folder:path=PATH,size=64` is the same where it holds none.
@@ -58,6 +59,8 @@ def folder(path: Path, size: int | None = None, channels: int = 3) -> ImageDatas
         size: pictures are centre-cropped to a square and resized to [channels, size, size]; without it 32, which is
             announced where it takes pixels away.
         channels: 3 for RGB, 1 for grey.
+
+    More pictures than fit into memory are decoded once into the cache and read from there.
     """
     if channels not in (1, 3):
         raise UsageError(f"a folder of pictures cannot have {channels} channels.", hint="Use channels=1 or channels=3.")
@@ -79,13 +82,22 @@ def folder(path: Path, size: int | None = None, channels: int = 3) -> ImageDatas
             raise InputError(f"{directory} holds no pictures.", hint=f"Add some ({endings}) or remove the folder.")
         files.extend((label, picture) for picture in pictures)
     side = size or DEFAULT_SIZE
-    check_memory(len(files) * channels * side**2, f"{len(files)} pictures of {side} x {side}")
-    images = [read_picture(_resolve(picture, inside), picture, side, channels, sizes) for _, picture in files]
-    stack = np.stack(images)
     names = tuple(directory.name for directory in classes)
     labels = torch.tensor([label for label, _ in files])
+    images = (read_picture(_resolve(picture, inside), picture, side, channels, sizes) for _, picture in files)
+    if too_large(len(files), (channels, side, side)):
+        kept = keep_images(images, len(files), (channels, side, side), _key(root, files, side, channels))
+        notes = _resized(root, sizes, side) if size is None and sizes else ()
+        return stored(root.name, kept, labels, names, notes)
+    stack = np.stack(list(images))
     notes = _resized(root, sizes, side) if size is None else ()
     return ImageDataset(root.name, torch.from_numpy(stack), labels, names, measure(stack), notes)
+
+
+def _key(root: Path, files: list[tuple[int, Path]], side: int, channels: int) -> str:
+    """Return what decoded pictures are kept under: as long as no file changes, they are not decoded again."""
+    known = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for _, path in files]
+    return identity_of(root=str(root.resolve()), files=known, side=side, channels=channels)
 
 
 def _resized(root: Path, sizes: Counter[tuple[int, int]], side: int) -> tuple[str, ...]:

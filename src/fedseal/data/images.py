@@ -78,17 +78,31 @@ def hwc(image: Pixels) -> Pixels:
     return image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
 
 
-def measure(images: Pixels) -> Normalisation:
-    """Return mean and standard deviation per channel of images [N, C, H, W], in units of [0, 1].
+class Histogram:
+    """Counts of byte values for each channel, of which statistics do not depend on the order of summation."""
 
-    From the exact histogram of bytes per channel, so the figures do not depend on summation order.
-    """
-    levels = torch.arange(256, dtype=torch.float64) / 255
-    means, deviations = [], []
-    for channel in range(images.shape[1]):
-        counts = torch.from_numpy(np.bincount(images[:, channel].ravel(), minlength=256)).to(torch.float64)
-        share = counts / counts.sum()
-        mean = float((share * levels).sum())
-        means.append(round(mean, 4))
-        deviations.append(round(max(float((share * (levels - mean) ** 2).sum()) ** 0.5, 1e-4), 4))
-    return Normalisation(tuple(means), tuple(deviations))
+    def __init__(self, channels: int) -> None:
+        self._counts = np.zeros((channels, 256), dtype=np.int64)
+
+    def add(self, images: Pixels) -> None:
+        """Count images [N, C, H, W]."""
+        for channel, counts in enumerate(self._counts):
+            counts += np.bincount(images[:, channel].ravel(), minlength=256)
+
+    def normalisation(self) -> Normalisation:
+        """Return mean and standard deviation per channel, in units of [0, 1]."""
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        means, deviations = [], []
+        for counted in torch.from_numpy(self._counts).to(torch.float64):
+            share = counted / counted.sum()
+            mean = float((share * levels).sum())
+            means.append(round(mean, 4))
+            deviations.append(round(max(float((share * (levels - mean) ** 2).sum()) ** 0.5, 1e-4), 4))
+        return Normalisation(tuple(means), tuple(deviations))
+
+
+def measure(images: Pixels) -> Normalisation:
+    """Return mean and standard deviation per channel of images [N, C, H, W], in units of [0, 1]."""
+    seen = Histogram(images.shape[1])
+    seen.add(images)
+    return seen.normalisation()

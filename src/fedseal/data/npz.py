@@ -24,12 +24,14 @@ from fedseal.data.dataset import ImageDataset
 from fedseal.data.images import Pixels, measure, resize
 from fedseal.data.pack import OFFSETS, PICTURES, VALIDATION, check_offsets, chosen_part, is_pack, unpack
 from fedseal.data.registry import DATASETS
+from fedseal.data.stored import Kept, StoredImages, stored
 
 Split = Literal["train", "test"]
 
 PLAIN_KEYS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 NAME_KEYS = ("class_names", "classes", "names")
 _FORMAT = "Images are uint8, uint16 or floats in [0, 1], as [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3."
+_NONE: Pixels = np.empty((0, 1, 1, 1), dtype=np.uint8)
 _LABELS = "Labels are classes, integers [N]; flags, 0 or 1 [N, K]; or values, floats [N] or [N, K]."
 DAMAGE = (
     zipfile.BadZipFile,
@@ -49,19 +51,21 @@ DAMAGE = (
 class LabelledArrays:
     """What a numpy archive holds: images uint8 [N, C, H, W], labels int64 [N], the classes' names, and groups [N].
 
-    Labels may be flags or values too, float32 [N, K], with a name for each of the K.
+    Labels may be flags or values too, float32 [N, K], with a name for each of the K. Images that do not fit into memory
+    are `kept` in a file, and `images` is empty.
     """
 
     images: Pixels
     labels: NDArray[Any]
     classes: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
+    kept: Kept | None = None
 
 
 @DATASETS.register("npz", Info(summary="a numpy archive of yours with images and labels: npz:PATH"))
 def npz(
     path: Path, split: Split | None = None, group: str | None = None, size: int | None = None, channels: int = 3
-) -> ImageDataset:
+) -> ImageDataset | StoredImages:
     """Return the data set in a numpy archive: `npz:PATH`, or `npz:path=PATH,split=test`.
 
     Args:
@@ -84,19 +88,25 @@ def npz(
     if channels not in (1, 3):
         raise UsageError(f"pictures cannot have {channels} channels.", hint="Use channels=1 or channels=3.")
     arrays = read_npz(path, split, group=group, pack=Pack(size, channels))
-    if size is not None and arrays.images.shape[-2:] != (size, size):
+    if size is not None and arrays.kept is None and arrays.images.shape[-2:] != (size, size):
         height, width = arrays.images.shape[-2:]
         if height != width:
             raise InputError(f"{path} holds images of {height} x {width}, not square.", hint="Leave `size` out.")
         arrays = replace(arrays, images=resize(arrays.images, size))
-    return as_dataset(Path(path).stem, arrays, measure(arrays.images))
+    name, labels = Path(path).stem, torch.from_numpy(arrays.labels)
+    if arrays.kept is not None:
+        return stored(name, arrays.kept, labels, arrays.classes, groups=_owners(arrays))
+    return as_dataset(name, arrays, measure(arrays.images))
 
 
 def as_dataset(name: str, arrays: LabelledArrays, normalisation: Normalisation) -> ImageDataset:
-    """Wrap arrays as a data set with the given statistics."""
+    """Wrap arrays in memory as a data set with the given statistics."""
     images, labels = torch.from_numpy(arrays.images), torch.from_numpy(arrays.labels)
-    groups = None if arrays.groups is None else torch.from_numpy(arrays.groups)
-    return ImageDataset(name, images, labels, arrays.classes, normalisation, groups=groups)
+    return ImageDataset(name, images, labels, arrays.classes, normalisation, groups=_owners(arrays))
+
+
+def _owners(arrays: LabelledArrays) -> torch.Tensor | None:
+    return None if arrays.groups is None else torch.from_numpy(arrays.groups)
 
 
 @dataclass(frozen=True)
@@ -158,6 +168,7 @@ def read_npz(
     count = len(images) if offsets is None else check_offsets(images, offsets, str(path))
     values = _as_labels(labels, count, f"{path}, array {label_key!r}")
     groups = None if owners is None else _as_groups(owners, count, f"{path}, array {group!r}")
+    kept: Kept | None = None
     if offsets is None:
         pixels = _as_pixels(images, f"{path}, array {image_key!r}")
     else:
@@ -165,12 +176,13 @@ def read_npz(
         if flags is not None:
             places = chosen_part(flags, count, split == "test", f"{path}, array {VALIDATION!r}")
         how = pack or Pack()
-        pixels = unpack(images, offsets, places, str(path), how.size, how.channels)
+        found = unpack(images, offsets, places, str(path), how.size, how.channels)
+        pixels, kept = (_NONE, found) if isinstance(found, Kept) else (found, None)
         values, groups = values[places], None if groups is None else groups[places]
     if values.ndim == 2:
         columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
-        return LabelledArrays(pixels, values, columns, groups)
-    return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups)
+        return LabelledArrays(pixels, values, columns, groups, kept)
+    return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups, kept)
 
 
 def _array(archive: Any, key: str) -> Any:

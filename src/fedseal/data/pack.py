@@ -6,6 +6,7 @@ between the i-th and the next. `is_val` [N], where it is there, tells the test p
 
 from __future__ import annotations
 
+import hashlib
 import io
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseal.core.errors import InputError
-from fedseal.core.limits import check_memory
+from fedseal.core.identity import identity_of
 from fedseal.data.folder import decoded
 from fedseal.data.images import Pixels, check_size, square
+from fedseal.data.stored import Kept, keep_images, too_large
 
 PICTURES, OFFSETS, VALIDATION = "jpeg", "offsets", "is_val"
 _HINT = "A pack has `jpeg`, uint8 [B], and `offsets`, rising whole numbers [N + 1] from 0 to B."
@@ -68,8 +70,8 @@ def unpack(
     where: str,
     size: int | None,
     channels: int,
-) -> Pixels:
-    """Return pictures of a pack, uint8 [N, channels, size, size].
+) -> Pixels | Kept:
+    """Return pictures of a pack, uint8 [N, channels, size, size]; more than fit into memory in a file of the cache.
 
     Args:
         pictures: uint8 [B], the files.
@@ -79,13 +81,21 @@ def unpack(
         size: centre-cropped to a square and resized to this side; without it that of the first picture's shorter side.
         channels: 3 for RGB, 1 for grey.
     """
-    files = pictures.tobytes()
 
     def read(place: int, side: int | None) -> Pixels:
-        content = io.BytesIO(files[int(offsets[place]) : int(offsets[place + 1])])
+        content = io.BytesIO(pictures[int(offsets[place]) : int(offsets[place + 1])].tobytes())
         name = f"{where}, picture {place},"
         return decoded(content, name, lambda picture: square(picture, side or min(picture.size), channels))
 
     side = check_size(size if size is not None else read(int(places[0]), None).shape[-1])
-    check_memory(len(places) * channels * side * side, f"{where}: {len(places):,} pictures of {side} x {side}")
-    return np.stack([read(int(place), side) for place in places])
+    images = (read(int(place), side) for place in places)
+    if too_large(len(places), (channels, side, side)):
+        key = identity_of(
+            files=hashlib.sha256(pictures.tobytes()).hexdigest(),
+            offsets=offsets.tolist(),
+            places=places.tolist(),
+            side=side,
+            channels=channels,
+        )
+        return keep_images(images, len(places), (channels, side, side), key)
+    return np.stack(list(images))

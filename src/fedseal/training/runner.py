@@ -18,7 +18,6 @@ import torch
 from fedseal._version import VERSION
 from fedseal.core.errors import CapabilityError, FedsealError, StorageError, UsageError
 from fedseal.core.files import PathText
-from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import identity_of
 from fedseal.core.sources import code_digest
 from fedseal.core.watcher import Task, Watcher
@@ -180,6 +179,6 @@ def _head(scenario: TrainingScenario, federation: Federation, command: str, devi
             "machine": f"{platform.system()} {platform.machine()}",
             "device": device,
             "training images": str(len(federation.train)),
-            "data (SHA-256)": hash_tensors({"inputs": federation.train.inputs, "labels": federation.train.labels}),
+            "data (SHA-256)": federation.train.digest(),
         },
     }
