@@ -101,7 +101,7 @@ def leaderboard(directories: Sequence[Path]) -> Leaderboard:
         elif holds_tradeoff(directory):
             measured = open_tradeoff(directory)
             defences += rank_tradeoff(measured)
-            attacks += rank_attacks(measured.audit)
+            attacks += rank_attacks(measured.audit, only="none")
         else:
             attacks += rank_attacks(open_run(directory))
     if not defences and not attacks:
@@ -134,7 +134,8 @@ def rank_tradeoff(tradeoff: Tradeoff) -> Iterator[Board]:
         for point in tradeoff.points
         if point.row is not None and point.pmm is not None and point.utility.learnt
     ]
-    return _by_utility(_setting(tradeoff.scenario), entered)
+    trained = f"{_setting(tradeoff.scenario)}, {words.plural(tradeoff.scenario.seeds, 'seed')} of training"
+    return _by_utility(trained, entered)
 
 
 def _setting(scenario: TradeoffScenario) -> str:
@@ -173,11 +174,13 @@ def _gravity(standing: str) -> tuple[int, int]:
     return (0, 0) if standing == "low" else (2, _LEVELS.index(standing) if standing in _LEVELS else len(_LEVELS))
 
 
-def rank_attacks(run: Run) -> Iterator[Board]:
-    """Yield a board for every scenario, defence and class of time: by the gain over the best guess."""
+def rank_attacks(run: Run, only: str = "") -> Iterator[Board]:
+    """Yield a board for every scenario, defence (or one of them) and class of time: by the gain over the best guess."""
     cells = [cell for cell in run.verdict().cells if cell.psnr is not None and cell.excess is not None]
     scenarios = {scenario.name: scenario for scenario in run.scenarios}
     for name, defence in dict.fromkeys((cell.scenario, cell.defence) for cell in cells):
+        if only and defence != only:
+            continue
         own = [cell for cell in cells if (cell.scenario, cell.defence) == (name, defence)]
         setting = f"{name}: {_federation(scenarios[name])}, {'undefended' if defence == 'none' else defence}"
         before = 0
