@@ -82,6 +82,8 @@ class CocktailParty(LayerSeparation):
         unmixing = self._unmix(found, budget.iterations or self.iterations, seed)
         basis = (found.values.unsqueeze(1) * torch.linalg.pinv(unmixing)).T
         basis = basis / basis.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        if int(torch.linalg.inv_ex(basis.T).info):
+            return None, "the components that were found are not independent, so they are no inputs"
         agreement = float(claims.agreement(basis.unsqueeze(0))) if layer.gate.gated else 0.0
         return Separated(claims.inputs(basis), agreement, 0), "separated by independence, which certifies nothing"
 
