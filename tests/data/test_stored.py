@@ -13,7 +13,7 @@ from tests.data.test_pack import pack
 
 import fedseal
 from fedseal.core.errors import InputError
-from fedseal.data.dataset import Dataset, ImageDataset, split_public
+from fedseal.data.dataset import Dataset, ImageDataset, of_images, split_public
 from fedseal.data.folder import folder
 from fedseal.data.npz import npz
 from fedseal.data.stored import StoredImages
@@ -73,6 +73,9 @@ def test_all_pixels_at_once_are_refused_where_they_do_not_fit(pictures: Path, sm
     with pytest.raises(InputError, match="24 images at once would take"):
         kept.batch()
     assert len(kept.subset(torch.arange(4)).batch()) == 4
+    with pytest.raises(InputError, match="24 images at once would take"):
+        of_images(kept, "a prior")
+    assert torch.equal(of_images(kept.subset(torch.arange(4)), "a prior").images, kept.pixels[:4])
 
 
 def test_pictures_are_decoded_once_and_again_when_one_changes(pictures: Path, small_machine: None):

@@ -6,6 +6,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,6 +27,7 @@ from fedseal.defences.refiner.fitting import (
     measure_evaluator,
     mix_with_noise,
 )
+from fedseal.defences.refiner.production import produce_evaluator
 from fedseal.defences.refiner.structured import structured_images
 from fedseal.defences.refiner.weights import (
     SHIPPED,
@@ -229,3 +231,17 @@ def test_the_command_refuses_an_unknown_architecture(
 ):
     assert fedseal(monkeypatch, "train-evaluator", "--data", "faces", "--architecture", "huge") == 2
     assert "no evaluation network called 'huge'" in capsys.readouterr().err
+
+
+def test_the_file_does_not_say_where_data_lay(tmp_path: Path):
+    images = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(8))
+    spec = f"npz:path={tmp_path / 'mine.npz'},size=16"
+    made = produce_evaluator([spec], [], TrainingPlan(steps=1, batch_size=4), tmp_path / "network.safetensors")
+    content = made.path.read_bytes()
+    assert b"npz:path=mine.npz,size=16" in content
+    assert str(tmp_path).encode() not in content
+
+
+def test_the_shipped_file_names_no_directory():
+    assert b"/" not in shipped_bytes()[:600].split(b"}", 1)[0]

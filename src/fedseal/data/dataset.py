@@ -200,12 +200,15 @@ def grey_ramps(shape: Sequence[int]) -> Tensor:
 
 
 def of_images(dataset: Dataset, what: str) -> ImageDataset:
-    """Return a data set of images as one, or refuse any other.
+    """Return a data set of images as one in memory, or refuse any other.
 
     Args:
         dataset: of any kind.
         what: needs images.
     """
+    if dataset.modality == IMAGE and not isinstance(dataset, ImageDataset):
+        about = (dataset.labels, dataset.classes, dataset.normalisation, dataset.notes, dataset.groups)
+        return ImageDataset(dataset.name, dataset.inputs, *about)
     if not isinstance(dataset, ImageDataset):
         raise InputError(
             f"{what} works on images, and {dataset.name} holds {dataset.modality}.", hint="Use data of images here."

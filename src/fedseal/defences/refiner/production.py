@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from fedseal.defences.refiner.fitting import (
 )
 from fedseal.defences.refiner.weights import save_evaluator
 from fedseal.preparation import library
+
+_DIRECTORIES = re.compile(r"[^\s,=:?&]*/")
+"""Of a path in a spec: where files lie is its owner's affair, and no part of a file that is passed on."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def produce_evaluator(
     )
     network = library().get(EvaluatorFit(tuple(sources), plan), watcher)
     about = {
-        "data": ", ".join(data),
+        "data": ", ".join(_DIRECTORIES.sub("", spec) for spec in data),
         "steps": str(plan.steps),
         "batch_size": str(plan.batch_size),
         "learning_rate": f"{plan.learning_rate:g}",

@@ -22,7 +22,7 @@ from fedseal.core.tensors import check_finite, check_like
 from fedseal.defences.refiner.evaluator import Architecture, EvaluationNetwork
 
 SHIPPED = "evaluator-small.safetensors"
-SHIPPED_SHA256 = "2187b632d89525596ba1c69b0dada7c5623e2c4ff29cbf58e025d4694035b486"
+SHIPPED_SHA256 = "b2af217b67af32d03795eccf37af7bfca0e68db465fef61bfbc5f69eb68c64c4"
 
 _HINT = "Train one with `fedseal train-evaluator`."
 
