@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +142,91 @@ def test_an_audit_finds_in_stored_images_what_it_finds_in_memory(
     on_disk = scores("stored")
     assert (tmp_path / "cache" / "images").is_dir()
     assert on_disk == in_memory
+
+
+def _archive(path: Path, **changed: np.ndarray) -> Path:
+    rng = np.random.default_rng(1)
+    arrays = {
+        "images": rng.integers(0, 256, (COUNT, SIDE, SIDE, 3), dtype=np.uint8),
+        "labels": np.arange(COUNT) % 2,
+        "owner": np.arange(COUNT) // 2,
+    } | changed
+    np.savez_compressed(path / "set.npz", **arrays)
+    return path / "set.npz"
+
+
+@pytest.mark.parametrize("size", [None, SIDE // 2])
+@pytest.mark.parametrize("kind", ["bytes", "floats", "sixteen bits"])
+def test_an_archive_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, size: int | None, kind: str
+):
+    monkeypatch.setattr("fedseal.data.member._TOGETHER", 7)
+    images = np.random.default_rng(2).random((COUNT, SIDE, SIDE, 3))
+    kinds = {
+        "bytes": np.rint(images * 255).astype(np.uint8),
+        "floats": images.astype(np.float32),
+        "sixteen bits": np.rint(images * 65535).astype(np.uint16),
+    }
+    file = _archive(tmp_path, images=kinds[kind])
+    held = npz(file, size=size, group="owner")
+    request.getfixturevalue("small_machine")
+    kept = npz(file, size=size, group="owner")
+    assert isinstance(held, ImageDataset)
+    assert isinstance(kept, StoredImages)
+    assert _same(kept, held, torch.arange(COUNT))
+    assert kept.normalisation == held.normalisation
+    assert kept.groups is not None
+    assert kept.groups.tolist() == [place // 2 for place in range(COUNT)]
+
+
+def test_an_archive_is_read_again_when_it_changes(tmp_path: Path, small_machine: None):
+    first = npz(_archive(tmp_path))
+    assert npz(tmp_path / "set.npz").digest() == first.digest()
+    changed = np.full((COUNT, SIDE, SIDE, 3), 9, dtype=np.uint8)
+    assert npz(_archive(tmp_path, images=changed)).digest() != first.digest()
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (np.asfortranarray(np.zeros((COUNT, SIDE, SIDE, 3), dtype=np.uint8)), "row by row"),
+        (np.full((COUNT, SIDE, SIDE, 3), 2.0, dtype=np.float32), r"not in \[0, 1\]"),
+        (np.zeros((COUNT, SIDE, SIDE, 2), dtype=np.uint8), "no stack of images"),
+        (np.zeros((COUNT, 3, SIDE, 2 * SIDE), dtype=np.uint8), "not square"),
+        (np.zeros((2, 3, 64, 64), dtype=np.uint8), "an image of"),
+    ],
+)
+def test_what_cannot_be_read_in_parts_is_refused(tmp_path: Path, small_machine: None, images: np.ndarray, said: str):
+    file = _archive(tmp_path, images=images, labels=np.arange(len(images)) % 2)
+    with pytest.raises(InputError, match=said):
+        npz(file, size=SIDE)
+    assert not list((tmp_path / "cache").rglob("*.u8*"))
+
+
+def test_an_archive_that_ends_early_or_promises_too_much_leaves_nothing_behind(
+    tmp_path: Path, small_machine: None, monkeypatch: pytest.MonkeyPatch
+):
+    file = _archive(tmp_path)
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        content, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, SIDE, SIDE, 3)}
+    )
+    labels = io.BytesIO()
+    np.save(labels, np.arange(COUNT) % 2)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("images.npy", content.getvalue() + bytes(100))
+        archive.writestr("labels.npy", labels.getvalue())
+    with pytest.raises(InputError, match="labels for"):
+        npz(file)
+    rows = np.zeros((COUNT, SIDE, SIDE, 3), dtype=np.uint8)
+    short = io.BytesIO()
+    np.save(short, rows)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("images.npy", short.getvalue()[:-1])
+        archive.writestr("labels.npy", labels.getvalue())
+    with pytest.raises(InputError, match="ends after 23 of 24 rows"):
+        npz(file)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Disk", (), {"free": 10})())
+    with pytest.raises(InputError, match="GiB free"):
+        npz(_archive(tmp_path))
+    assert not list((tmp_path / "cache").rglob("*.u8*"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import lzma
-import math
 import zipfile
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,14 +18,16 @@ from numpy.typing import NDArray
 from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError, UsageError
 from fedseal.core.files import local_path
+from fedseal.core.identity import identity_of
 from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
 from fedseal.core.specs import near_matches
 from fedseal.data.dataset import ImageDataset
 from fedseal.data.images import Pixels, measure, resize
+from fedseal.data.member import Member, member_of
 from fedseal.data.pack import OFFSETS, PICTURES, VALIDATION, check_offsets, chosen_part, is_pack, unpack
 from fedseal.data.registry import DATASETS
-from fedseal.data.stored import Kept, StoredImages, stored
+from fedseal.data.stored import Kept, StoredImages, keep_images, stored, too_much
 
 Split = Literal["train", "test"]
 
@@ -83,16 +86,12 @@ def npz(
     Labels are remapped to 0..C-1, in the order of their values, only if they are not contiguous from 0;
     the classes keep the original values as names. With `class_names` in the file, labels index these and
     stay as they are. Whole numbers 0 and 1 [N, K] are flags, for `loss: bce`, and floats [N] or [N, K] values, for
-    `loss: mse`. Normalisation is measured from the images.
+    `loss: mse`. Normalisation is measured from the images. Images that do not fit into memory are read once, some
+    hundred at a time, and kept in the cache.
     """
     if channels not in (1, 3):
         raise UsageError(f"pictures cannot have {channels} channels.", hint="Use channels=1 or channels=3.")
-    arrays = read_npz(path, split, group=group, pack=Pack(size, channels))
-    if size is not None and arrays.kept is None and arrays.images.shape[-2:] != (size, size):
-        height, width = arrays.images.shape[-2:]
-        if height != width:
-            raise InputError(f"{path} holds images of {height} x {width}, not square.", hint="Leave `size` out.")
-        arrays = replace(arrays, images=resize(arrays.images, size))
+    arrays = read_npz(path, split, group=group, shown=Shown(size, channels))
     name, labels = Path(path).stem, torch.from_numpy(arrays.labels)
     if arrays.kept is not None:
         return stored(name, arrays.kept, labels, arrays.classes, groups=_owners(arrays))
@@ -110,8 +109,8 @@ def _owners(arrays: LabelledArrays) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """How pictures of a pack are read: their side (their own, if None) and channels."""
+class Shown:
+    """How images are read: their side (their own, if None) and, of pictures of a pack, their channels."""
 
     size: int | None = None
     channels: int = 3
@@ -122,7 +121,7 @@ def read_npz(
     split: Split | None = None,
     classes: tuple[str, ...] = (),
     group: str | None = None,
-    pack: Pack | None = None,
+    shown: Shown | None = None,
 ) -> LabelledArrays:
     """Read and check images, labels and class names of a numpy archive; see `npz` for what it may look like.
 
@@ -131,32 +130,45 @@ def read_npz(
         split: the prefix of the keys, as for `npz`.
         classes: names the labels index when the file brings none; without either, labels may be remapped.
         group: array that says whose each image is.
-        pack: how pictures are read if it is a pack.
+        shown: how images are read, beyond memory too; without it as they are, and refused if they do not fit.
     """
     path = local_path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}.", hint="Check the path; write npz:PATH.")
-    try:
+    with _readable(path):
         if not zipfile.is_zipfile(path):
             raise InputError(f"{path} is no numpy archive.", hint="Save it with numpy.savez(images=..., labels=...).")
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"{path} holds a single array.", hint="Save it with numpy.savez(images=..., labels=...).")
         with archive:
-            packed = is_pack(archive.files)
-            image_key, label_key = (PICTURES, "labels") if packed else _choose_keys(path, archive.files, split)
-            check_sizes(path, archive)
-            names_key = next((key for key in NAME_KEYS if key in archive.files), None)
-            if packed and label_key not in archive.files:
+            images = (_packed if is_pack(archive.files) else _plain)(path, archive, split, shown)
+            if images.label_key not in archive.files:
                 raise InputError(f"{path} is a pack of pictures without `labels`.", hint=_LABELS)
-            images, labels = _array(archive, image_key), _array(archive, label_key)
-            offsets = _array(archive, OFFSETS) if packed else None
-            flags = _array(archive, VALIDATION) if packed and split and VALIDATION in archive.files else None
+            labels = _array(archive, images.label_key)
             if group is not None and group not in archive.files:
                 known = near_matches(group, archive.files)
                 raise InputError(f"{path} has no array {group!r} of groups.", hint=known)
             owners = None if group is None else _array(archive, group)
+            names_key = next((key for key in NAME_KEYS if key in archive.files), None)
             names = classes if names_key is None else _as_names(_array(archive, names_key))
+    values = _as_labels(labels, images.count, f"{path}, array {images.label_key!r}")
+    groups = None if owners is None else _as_groups(owners, images.count, f"{path}, array {group!r}")
+    if images.places is not None:
+        values, groups = values[images.places], None if groups is None else groups[images.places]
+    read = images.read()
+    pixels, kept = (_NONE, read) if isinstance(read, Kept) else (read, None)
+    if values.ndim == 2:
+        columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
+        return LabelledArrays(pixels, values, columns, groups, kept)
+    return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups, kept)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in a sentence what keeps an archive from being read."""
+    try:
+        yield
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.", hint="Check the file.") from error
     except DAMAGE as error:
@@ -165,24 +177,85 @@ def read_npz(
             f"{path} is not a readable numpy archive: {reason}.",
             hint="Save plain arrays with numpy.savez; pickled objects are refused, they could run code.",
         ) from error
-    count = len(images) if offsets is None else check_offsets(images, offsets, str(path))
-    values = _as_labels(labels, count, f"{path}, array {label_key!r}")
-    groups = None if owners is None else _as_groups(owners, count, f"{path}, array {group!r}")
-    kept: Kept | None = None
-    if offsets is None:
-        pixels = _as_pixels(images, f"{path}, array {image_key!r}")
-    else:
-        places = np.arange(count)
-        if flags is not None:
-            places = chosen_part(flags, count, split == "test", f"{path}, array {VALIDATION!r}")
-        how = pack or Pack()
-        found = unpack(images, offsets, places, str(path), how.size, how.channels)
-        pixels, kept = (_NONE, found) if isinstance(found, Kept) else (found, None)
-        values, groups = values[places], None if groups is None else groups[places]
-    if values.ndim == 2:
-        columns = names if len(names) == values.shape[1] else tuple(map(str, range(values.shape[1])))
-        return LabelledArrays(pixels, values, columns, groups, kept)
-    return LabelledArrays(pixels, *_name_classes(values, names, str(path)), groups, kept)
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images of an archive, found and not yet read.
+
+    Attributes:
+        count: of the archive's images.
+        label_key: names their labels.
+        places: of those wanted, as there are labels for all; None for all.
+        read: returns them.
+    """
+
+    count: int
+    label_key: str
+    places: NDArray[np.int64] | None
+    read: Callable[[], Pixels | Kept]
+
+
+def _packed(path: Path, archive: Any, split: Split | None, shown: Shown | None) -> _Images:
+    """Find the pictures of a pack, whose files have to fit into memory."""
+    check_sizes(path, archive)
+    files, offsets = _array(archive, PICTURES), _array(archive, OFFSETS)
+    count = check_offsets(files, offsets, str(path))
+    places = np.arange(count)
+    if split and VALIDATION in archive.files:
+        flags = _array(archive, VALIDATION)
+        places = chosen_part(flags, count, split == "test", f"{path}, array {VALIDATION!r}")
+    how = shown or Shown()
+    return _Images(count, "labels", places, lambda: unpack(files, offsets, places, str(path), how.size, how.channels))
+
+
+def _plain(path: Path, archive: Any, split: Split | None, shown: Shown | None) -> _Images:
+    """Find an array of images."""
+    image_key, label_key = _choose_keys(path, archive.files, split)
+    where = f"{path}, array {image_key!r}"
+    member = member_of(path, archive, image_key)
+    if shown is not None and member is not None and too_much(member.size):
+        check_sizes(path, archive, besides=image_key)
+        return _Images(member.shape[0] if member.shape else 0, label_key, None, lambda: _kept(member, shown, where))
+    check_sizes(path, archive)
+    images = _array(archive, image_key)
+    return _Images(len(images), label_key, None, lambda: _sized(_as_pixels(images, where), shown, path))
+
+
+def _kept(member: Member, shown: Shown, where: str) -> Kept:
+    """Return images that do not fit into memory in a file of the cache, made once while the archive is not touched."""
+    check_memory(member.size // max(1, member.shape[0]), f"an image of {where}")
+    example = _sized(_as_pixels(np.zeros((1, *member.shape[1:]), dtype=member.dtype), where), shown, member.path)
+    _, channels, height, width = example.shape
+
+    def images() -> Iterator[Pixels]:
+        parts = member.parts()
+        while True:
+            with _readable(member.path):
+                part = next(parts, None)
+            if part is None:
+                return
+            yield from _sized(_as_pixels(part, where), shown, member.path)
+
+    about = member.path.stat()
+    key = identity_of(
+        file=str(member.path.resolve()),
+        bytes=about.st_size,
+        changed=about.st_mtime_ns,
+        array=member.key,
+        size=shown.size,
+    )
+    return keep_images(images(), member.shape[0], (channels, height, width), key)
+
+
+def _sized(images: Pixels, shown: Shown | None, path: Path) -> Pixels:
+    """Return images at the side that is wanted."""
+    if shown is None or shown.size is None or images.shape[-2:] == (shown.size, shown.size):
+        return images
+    height, width = images.shape[-2:]
+    if height != width:
+        raise InputError(f"{path} holds images of {height} x {width}, not square.", hint="Leave `size` out.")
+    return resize(images, shown.size)
 
 
 def _array(archive: Any, key: str) -> Any:
@@ -207,24 +280,20 @@ def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str
     )
 
 
-def check_sizes(path: Path, archive: Any) -> None:
-    """Refuse an archive whose arrays would take more memory than is allowed, before any is unpacked."""
+def check_sizes(path: Path, archive: Any, besides: str | None = None) -> None:
+    """Refuse an archive whose arrays would take more memory than is allowed, before any is unpacked.
+
+    Args:
+        path: of the archive.
+        archive: numpy's `NpzFile`.
+        besides: an array that is not read whole.
+    """
     for member in archive.zip.infolist():
-        check_memory(member.file_size, f"{path}: {member.filename}, unpacked,")
-    for name in archive.files:
-        with archive.zip.open(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name) as file:
-            check_memory(declared_size(file), f"{path}: array {name!r}")
-
-
-def declared_size(file: IO[bytes]) -> int:
-    """Return the bytes that the header of a .npy file asks for; 0 where it holds no header to be read."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, _, dtype = read(file)
-    except (KeyError, ValueError, EOFError):
-        return 0  # numpy says what is wrong with it
-    return math.prod(shape) * dtype.itemsize
+        if besides is None or member.filename not in (besides, f"{besides}.npy"):
+            check_memory(member.file_size, f"{path}: {member.filename}, unpacked,")
+    for name in (name for name in archive.files if name != besides):
+        known = member_of(path, archive, name)
+        check_memory(0 if known is None else known.size, f"{path}: array {name!r}")
 
 
 def _as_pixels(images: NDArray[Any], where: str) -> Pixels:

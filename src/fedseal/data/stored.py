@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import identity_of
 from fedseal.core.limits import check_memory, memory_limit
 from fedseal.core.modality import IMAGE
-from fedseal.core.places import cache_directory
+from fedseal.core.places import CACHE_VARIABLE, cache_directory
 from fedseal.data.dataset import Dataset, grey_ramps
 from fedseal.data.images import Histogram, Pixels
 
@@ -108,7 +109,12 @@ class StoredImages(Dataset):
 
 def too_large(count: int, shape: tuple[int, int, int]) -> bool:
     """Return whether so many images are better kept on disk."""
-    return count * math.prod(shape) > memory_limit() // _SHARE
+    return too_much(count * math.prod(shape))
+
+
+def too_much(size: int) -> bool:
+    """Return whether images of so many bytes are better kept on disk."""
+    return size > memory_limit() // _SHARE
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,11 @@ def _write(images: Iterable[Pixels], size: int, path: Path) -> None:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if size > (free := shutil.disk_usage(path.parent).free):
+            raise InputError(
+                f"{size / 2**30:.1f} GiB of images do not fit into {path.parent}: {free / 2**30:.1f} GiB free.",
+                hint=f"Name another place: {CACHE_VARIABLE}=DIR.",
+            )
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
             temporary = Path(file.name)
             for part in _joined(images):
