@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedseal.audit.doctor import examine
+from fedseal.audit.doctor import examine, told_once
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
 from fedseal.store.findings import Finding
@@ -91,6 +91,16 @@ def examined(model: str = "lenet:init=wide-uniform", data: str = "faces:size=8",
     found = examine(build_setup(scenario))
     assert all(finding.text and finding.advice for finding in found)
     return {finding.topic: finding for finding in found if finding.topic != "strangers" or finding.severity != "note"}
+
+
+def test_findings_of_many_scenarios_are_told_once_with_where():
+    everywhere = Finding(severity="note", topic="labels", text="repeat.")
+    one = Finding(severity="warning", topic="dropout", text="is active.")
+    two = Finding(severity="problem", topic="sign", text="is reversed.")
+    found = {"a": [everywhere], "b": [one, everywhere], "c": [everywhere, two], "d": [two, everywhere]}
+    assert list(told_once(found)) == [(everywhere, ""), (one, " (in b)"), (two, " (in 2 of 4 scenarios)")]
+    assert list(told_once({"alone": [one]})) == [(one, "")]
+    assert list(told_once({})) == []
 
 
 def test_a_sound_set_up_gets_no_remark():

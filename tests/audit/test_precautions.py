@@ -78,6 +78,21 @@ def test_few_strangers_and_few_targets_are_said(values: dict[str, Any], expected
     assert topics(list(strangers(setup_of(**values)))) == expected
 
 
+@pytest.mark.parametrize(
+    ("seeds", "targets", "expected"),
+    [
+        ([0, 1, 2, 3], 1, []),  # intervals are over seeds, however few the targets
+        ([0, 1, 2], 8, [("warning", "weight seeds")]),
+        ([0, 1], 1, [("warning", "weight seeds")]),
+        ([0], 8, []),
+    ],
+)
+def test_weight_seeds_too_few_for_an_interval_are_said(seeds: list[int], targets: int, expected: list[tuple[str, str]]):
+    setup = setup_of(data="digits:size=8")
+    scenario = setup.scenario.model_copy(update={"weight_seeds": seeds, "targets": targets})
+    assert topics(list(strangers(replace(setup, scenario=scenario)))) == expected
+
+
 def test_strangers_are_nobodys_target_and_not_public():
     setup = setup_of()
     assert len(setup.strangers) == 53  # of 70 private images a quarter is kept for targets

@@ -16,6 +16,7 @@ from fedseal.audit.runner import open_run, run_audit
 from fedseal.cli.options import preset
 from fedseal.cli.protocol import SCALES
 from fedseal.core.errors import UsageError
+from fedseal.metrics.intervals import FEWEST
 from fedseal.report.protocol import protocol_frame, render_protocol_html, small_charts, write_protocol
 
 PLAN = """
@@ -123,6 +124,8 @@ def test_shipped_plans_name_what_exists_and_vary_every_factor(scale: str) -> Non
     scenarios = scenarios_of(preset("fedseal.audit.scenario", f"protocol-{scale}"))
     for scenario in scenarios:
         check_names(scenario)
+        count = len(scenario.weight_seeds) if len(scenario.weight_seeds) > 1 else scenario.targets
+        assert count >= FEWEST, "fewer have no interval, and nothing would be decided"
     factors = {name for scenario in scenarios for name in scenario.levels}
     assert len(factors) == 15
     assert {"client.batch_size", "model", "data", "stage", "initialisation", "client.aggregate", "defence"} <= factors

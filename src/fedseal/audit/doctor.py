@@ -7,7 +7,7 @@ trials start.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,6 +38,26 @@ def examine(setup: Setup) -> tuple[Finding, ...]:
     setup = replace(setup, model=copy.deepcopy(setup.model))  # forward passes change running statistics
     found = [finding for check in _CHECKS for finding in check(setup)]
     return tuple(sorted(found, key=lambda finding: order[finding.severity]))
+
+
+def told_once(findings: Mapping[str, Sequence[Finding]]) -> Iterator[tuple[Finding, str]]:
+    """Yield each finding of several scenarios once, with the words that say of which ones it is.
+
+    Args:
+        findings: of scenarios by name.
+    """
+    of: dict[Finding, list[str]] = {}
+    for name, found in findings.items():
+        for finding in found:
+            of.setdefault(finding, []).append(name)
+    for finding, names in of.items():
+        if len(names) == len(findings):
+            yield finding, ""
+        else:
+            yield (
+                finding,
+                f" (in {names[0]})" if len(names) == 1 else f" (in {len(names)} of {len(findings)} scenarios)",
+            )
 
 
 def _dropout(setup: Setup) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
 """What a run will take, before it starts: time by the first client's gradients, memory by the model's size.
 
 One gradient of a target's batch is measured; an iteration of a matching attack counts as four of them, the common
-price of differentiating twice. That is a forecast for a person who wonders whether to wait, not a promise: within a
-factor of about three, more where an attack ends early or prepares on public images first.
+price of differentiating twice, and a reading is priced by its unknowns. That is a forecast for a person who wonders
+whether to wait, not a promise: within a factor of about three, more where an attack ends early or prepares on public
+images first.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 import torch
 
 from fedseal.audit.plan import Job
+from fedseal.audit.readings import ReadingJob
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
+from fedseal.core.threads import one_thread
 from fedseal.federation.loss import client_loss
+from fedseal.information.ideal import EXACT_UNKNOWNS
 
 GRADIENTS_PER_ITERATION = 4
 """Forward and backward once, and once more through that."""
@@ -28,6 +32,11 @@ SECONDS_PER_ITERATION = 1e-3
 _TIMED = 1000
 _REHEARSED = 4
 """What `auto` spends on shadows for each iteration on a target, roughly."""
+_GRADIENTS_PER_UNKNOWN = 10
+_SECONDS_PER_CUBE = 2.5e-10
+"""What an exact reading takes: a row of the Jacobian for each unknown, and the factors of their matrix."""
+_GRADIENTS_BY_PROBES = 30_000
+"""What a matrix-free reading takes."""
 _PROCESS_BYTES = 450 << 20
 """A Python process with PyTorch."""
 _MEASURED_SECONDS = 1.0
@@ -46,6 +55,7 @@ class Estimate:
         bytes: of memory at the peak, all processes together.
         stored: bytes that the trials will leave on the disk.
         trials: how many.
+        readings: how many, beside the trials.
         workers: processes.
     """
 
@@ -55,38 +65,44 @@ class Estimate:
     workers: int
     stored: int = 0
     trials: int = 0
+    readings: int = 0
 
     def describe(self) -> str:
         """Return it in words."""
         at_once = f" on {self.workers} workers" if self.workers > 1 else ""
+        readings = f" and {self.readings} ideal readings" if self.readings else ""
         return (
-            f"about {duration(self.seconds)}{at_once} for {self.trials} trials, {duration(self.core_seconds)} of one "
-            f"core's time, {self.bytes / 2**30:.1f} GiB of memory and {_size(self.stored)} on the disk; right within a "
-            "factor of three or so."
+            f"about {duration(self.seconds)}{at_once} for {self.trials} trials{readings}, "
+            f"{duration(self.core_seconds)} of one core's time, {self.bytes / 2**30:.1f} GiB of memory and "
+            f"{_size(self.stored)} on the disk; right within a factor of three or so."
         )
 
 
-def estimate(tasks: Sequence[tuple[Setup, Iterable[Job]]], workers: int) -> Estimate:
-    """Forecast the trials that are left.
+def estimate(tasks: Sequence[tuple[Setup, Iterable[Job | ReadingJob]]], workers: int) -> Estimate:
+    """Forecast the trials and readings that are left.
 
     Args:
         tasks: set-ups with their jobs that are not in the store.
         workers: processes that will run them.
     """
-    total, peak, stored, trials = 0.0, 0, 0, 0
+    total, peak, stored, trials, readings = 0.0, 0, 0, 0, 0
     longest = 0.0
     for setup, jobs in tasks:
         left = list(jobs)
         if not left:
             continue
-        gradient = _gradient_seconds(setup)
-        each = [_job_seconds(setup, job, gradient) for job in left]
+        with one_thread():  # as in every engine
+            gradient = _gradient_seconds(setup)
+        attacked = [job for job in left if isinstance(job, Job)]
+        each = [_job_seconds(setup, job, gradient) for job in attacked]
+        readings += len(left) - len(attacked)
+        each += [_reading_seconds(setup, gradient)] * (len(left) - len(attacked))
         total, longest = total + sum(each), max([longest, *each])
-        trials += sum(len(job.trials) for job in left)
-        stored += sum(len(job.trials) for job in left) * _kept_bytes(setup)
-        peak = max(peak, _job_bytes(setup, max(len(job.trials) for job in left)))
+        trials += sum(len(job.trials) for job in attacked)
+        stored += sum(len(job.trials) for job in attacked) * _kept_bytes(setup)
+        peak = max([peak, *(_job_bytes(setup, len(job.trials)) for job in attacked)])
     used = max(1, min(workers, sum(len(list(jobs)) for _, jobs in tasks) or 1))
-    return Estimate(max(total / used, longest), total, used * (_PROCESS_BYTES + peak), used, stored, trials)
+    return Estimate(max(total / used, longest), total, used * (_PROCESS_BYTES + peak), used, stored, trials, readings)
 
 
 def duration(seconds: float) -> str:
@@ -131,6 +147,13 @@ def _job_seconds(setup: Setup, job: Job, gradient: float) -> float:
     batches = client.local_steps * client.local_epochs * client.aggregate
     each = SECONDS_PER_ITERATION + GRADIENTS_PER_ITERATION * gradient * batches
     return len(job.trials) * max(iterations * restarts, 1) * each
+
+
+def _reading_seconds(setup: Setup, gradient: float) -> float:
+    unknowns = setup.images_per_target * math.prod(setup.private.shape)
+    if unknowns <= EXACT_UNKNOWNS:
+        return unknowns * _GRADIENTS_PER_UNKNOWN * gradient + unknowns**3 * _SECONDS_PER_CUBE
+    return _GRADIENTS_BY_PROBES * gradient
 
 
 def spent(attack: str, iterations: int | None, restarts: int | None) -> tuple[int, int]:

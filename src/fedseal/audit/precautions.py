@@ -85,7 +85,15 @@ def strangers(setup: Setup) -> Iterator[Finding]:
             f"{count + 1}.",
             advice="A larger data set gives sharper line-ups.",
         )
-    if setup.scenario.targets < FEWEST:
+    seeds = len(setup.scenario.weight_seeds)
+    if 1 < seeds < FEWEST:
+        yield Finding(
+            severity="warning",
+            topic="weight seeds",
+            text=f"intervals are over weight seeds, and {seeds} are too few for one, or for a level.",
+            advice=f"Set `weight_seeds` to at least {FEWEST} of them, or leave it out.",
+        )
+    elif seeds < 2 and setup.scenario.targets < FEWEST:
         yield Finding(
             severity="warning",
             topic="targets",

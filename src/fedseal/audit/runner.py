@@ -6,6 +6,7 @@ import platform
 import sys
 import typing
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,7 +15,7 @@ import numpy
 import torch
 
 from fedseal._version import VERSION
-from fedseal.audit.doctor import examine
+from fedseal.audit.doctor import examine, told_once
 from fedseal.audit.estimate import Estimate, estimate
 from fedseal.audit.plan import Job, check_names, plan_jobs
 from fedseal.audit.proofs import proof_data, prove_defences, read_proof
@@ -91,7 +92,7 @@ def run_audit(
     for setup in setups:
         _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
     firsts = {setup.scenario.name: setup for setup in reversed(setups)}
-    findings = {scenario.name: examine(firsts[scenario.name]) for scenario in scenarios}
+    findings = {one.name: examine(replace(firsts[one.name], scenario=one)) for one in scenarios}
     with Store(Path(directory), writable=True) as store:
         plan = [
             (setup.scenario.name, trial.key)
@@ -116,20 +117,14 @@ def run_audit(
         ended = store.load([key for _, key in plan])
         stored = {key for key, record in ended.items() if record.status == "ok"}  # only what went well is final
         watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
-        for finding in (finding for found in findings.values() for finding in found):
-            watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}")
+        for finding, where in told_once(findings):
+            watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}{where}")
         read = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
         tasks = list(_left(plans, readings, stored, read))
         for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
             _train_stage(setups[index], spec, watcher, workers)
-        if any(isinstance(job, Job) for _, job in tasks):
-            forecast = estimate(
-                [
-                    (setup, [job for place, job in tasks if place == index and isinstance(job, Job)])
-                    for index, setup in enumerate(setups)
-                ],
-                workers,
-            )
+        if tasks:
+            forecast = _forecast(setups, tasks, workers)
             if len(scenarios) > 1:
                 watcher.remarked("note", f"plan: {len(scenarios)} scenarios{_varied(scenarios)}.")
             watcher.remarked("note", f"estimate: {forecast.describe()}")
@@ -158,6 +153,14 @@ def run_audit(
         told = {n: {d: proof_data(p) for d, p in found.items()} for n, found in proofs.items()}
         store.set_meta({"proofs": told, "ended": _now() if tasks or not before.get("ended") else before["ended"]})
         return load_run(store)
+
+
+def _forecast(setups: Sequence[Setup], tasks: Sequence[tuple[int, Job | ReadingJob]], workers: int) -> Estimate:
+    """Return what jobs will take, of which each names the place of its set-up."""
+    own: dict[int, list[Job | ReadingJob]] = {}
+    for index, job in tasks:
+        own.setdefault(index, []).append(job)
+    return estimate([(setups[index], jobs) for index, jobs in own.items()], workers)
 
 
 def _left(
@@ -194,9 +197,12 @@ def examine_only(
     _check_scenarios(scenarios)
     root = None if data_root is None else Path(data_root)
     loaded = Loaded(root)
-    setups = [build_setup(scenario, data_root=root, device=device, loaded=loaded) for scenario in scenarios]
-    found = {setup.scenario.name: examine(setup) for setup in setups}
-    return found, estimate([(setup, plan_jobs(setup)) for setup in setups], workers)
+    played = [own for scenario in scenarios for own in scenario.by_weights()]
+    setups = [build_setup(scenario, data_root=root, device=device, loaded=loaded) for scenario in played]
+    firsts = {setup.scenario.name: setup for setup in reversed(setups)}
+    found = {one.name: examine(replace(firsts[one.name], scenario=one)) for one in scenarios}
+    tasks = list(_left([plan_jobs(s) for s in setups], [plan_readings(s) for s in setups], set(), set()))
+    return found, _forecast(setups, tasks, workers)
 
 
 def load_run(store: Store) -> Run:

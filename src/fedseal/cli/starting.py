@@ -68,6 +68,7 @@ def check(
     """
     from rich.console import Console
 
+    from fedseal.audit.doctor import told_once
     from fedseal.audit.runner import examine_only
     from fedseal.report.progress import TerminalProgress
 
@@ -76,9 +77,8 @@ def check(
     at_once = run_options(data_root, device, workers)["workers"]
     found, forecast = examine_only(chosen, data_root=data_root, device=device, workers=at_once)
     printer = TerminalProgress(Console())
-    for name, findings in found.items():
-        for finding in findings:
-            printer.remarked(finding.severity, f"{name}, {finding.topic}: {finding.text} {finding.advice}".strip())
+    for finding, where in told_once(found):
+        printer.remarked(finding.severity, f"{finding.topic}: {finding.text}{where} {finding.advice}".strip())
     typer.echo(f"an audit takes {forecast.describe()}")
     problems = sum(finding.severity == "problem" for findings in found.values() for finding in findings)
     if problems:

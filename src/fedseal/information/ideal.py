@@ -21,7 +21,7 @@ from fedseal.information.reading import IdealReading, decibels, squared_error, u
 from fedseal.information.upload import Upload
 
 _MEMORY = 3 << 30
-_EXACT_UNKNOWNS = 4096
+EXACT_UNKNOWNS = 4096
 _MANY_ENTRIES = 1_000_000
 _SIGMAS = (1e-10, 1e6)
 _SIGMA_PRECISION = 1e-2
@@ -43,7 +43,7 @@ class Options:
     method: Literal["auto", "exact", "matrix-free"] = "auto"
     memory: int = _MEMORY
     effort: Effort = field(default_factory=Effort)
-    exact_unknowns: int = _EXACT_UNKNOWNS
+    exact_unknowns: int = EXACT_UNKNOWNS
     layers: bool = True
     labels_known: bool = True
 
