@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -76,6 +77,17 @@ def test_a_prior_is_trained_measured_drawn_and_found_again(scenario: Path):
     assert f"use it as ig:prior={out}" in first
     assert "found: patch prior" in run(*asked)
     assert "patch prior from 24 images" in run("--list")
+
+
+def test_a_priors_file_does_not_say_where_its_images_lay(scenario: Path):
+    kept = scenario.parent / "mine.npz"
+    images = np.random.default_rng(0).integers(0, 256, (24, 8, 8), dtype=np.uint8)
+    np.savez(kept, images=images, labels=np.arange(24))
+    out = scenario.parent / "prior.safetensors"
+    run("prior", "--data", f"npz:path={kept}", "--kind", "patch", "--steps", "2", "--out", str(out))
+    content = out.read_bytes()
+    assert b"npz:path=mine.npz" in content
+    assert str(scenario.parent).encode() not in content
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedseal.core.errors import UsageError
 from fedseal.core.registry import Info, Registry, Spec, near_matches, parse_spec
+from fedseal.core.specs import without_directories
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "-", min_size=1)
 KEYS = st.text(string.ascii_lowercase + string.digits + "_", min_size=1)
@@ -82,6 +83,19 @@ def test_malformed_specs_are_refused_with_what_to_write(text: str, says: str):
         parse_spec(text)
     assert says in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("npz:path=/home/me/set.npz,size=16", "npz:path=set.npz,size=16"),
+        ("folder:../photos, 2024?size=64&channels=1", "folder:photos, 2024?size=64&channels=1"),
+        ("folder:/data/faces/", "folder:"),
+        ("cifar10:size=16", "cifar10:size=16"),
+    ],
+)
+def test_a_spec_can_be_told_without_where_its_files_lie(text: str, left: str):
+    assert without_directories(text) == left
 
 
 def test_dashes_in_option_names_are_underscores():

@@ -38,6 +38,7 @@ class Spec:
 
 _BEFORE_OPTIONS = re.compile(r"([A-Za-z_][\w.]*):(?=[^:,=]+=)")
 _QUERY = re.compile(r"\?(?=[A-Za-z_][\w-]*=)")
+_DIRECTORIES = re.compile(r"[^\s,=:?&]*/")
 
 
 def quoted(value: Any) -> str:
@@ -70,6 +71,11 @@ def parse_spec(text: str) -> Spec:
             raise UsageError(f"{shortened(text)} ends in a colon.", hint="Write NAME:key=value,key=value.")
         return Spec(name, argument=rest)
     return Spec(name, _options(rest.split(","), text))
+
+
+def without_directories(text: str) -> str:
+    """Return a spec whose paths have lost their directories: where files lie is no part of a file that is passed on."""
+    return _DIRECTORIES.sub("", text)
 
 
 def _options(parts: Sequence[str], text: str) -> dict[str, str]:

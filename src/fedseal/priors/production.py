@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedseal.core.errors import InputError, UsageError
+from fedseal.core.specs import without_directories
 from fedseal.core.watcher import Watcher
 from fedseal.data.dataset import of_images, split_public
 from fedseal.data.registry import DATASETS
@@ -97,7 +98,7 @@ def _gathered(
         raise InputError(f"a prior is of images of one shape, these are {told}.", hint="Give sets of one size.")
     whole = torch.cat(parts)[: images or None]
     part = "" if fraction is None else f", the public part at public_fraction {fraction:g} and seed {seed}"
-    return whole, plan, f"{len(whole):,} images of {', '.join(data)}{part}"
+    return whole, plan, f"{len(whole):,} images of {', '.join(map(without_directories, data))}{part}"
 
 
 def _sheet(images: Tensor) -> Image.Image:

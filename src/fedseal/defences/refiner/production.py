@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedseal.core.specs import without_directories
 from fedseal.core.watcher import Watcher
 from fedseal.data.dataset import of_images
 from fedseal.data.registry import DATASETS
@@ -19,9 +19,6 @@ from fedseal.defences.refiner.fitting import (
 )
 from fedseal.defences.refiner.weights import save_evaluator
 from fedseal.preparation import library
-
-_DIRECTORIES = re.compile(r"[^\s,=:?&]*/")
-"""Of a path in a spec: where files lie is its owner's affair, and no part of a file that is passed on."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def produce_evaluator(
     )
     network = library().get(EvaluatorFit(tuple(sources), plan), watcher)
     about = {
-        "data": ", ".join(_DIRECTORIES.sub("", spec) for spec in data),
+        "data": ", ".join(without_directories(spec) for spec in data),
         "steps": str(plan.steps),
         "batch_size": str(plan.batch_size),
         "learning_rate": f"{plan.learning_rate:g}",
