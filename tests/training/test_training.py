@@ -227,6 +227,23 @@ def test_the_document_states_setting_chance_and_every_row(run: TrainingRun) -> N
     assert "[" not in rows[0]  # two seeds have no interval
 
 
+def test_what_clients_defences_say_is_reported_with_who_says_it(tmp_path: Path) -> None:
+    defences = ["lids:samples=2,epochs=1,cache=false", "minmax"]
+    done = run_training(
+        scenario_of(data="digits:size=8", defences=defences, seeds=[0], images=80, model="lenet-relu"), tmp_path
+    )
+    _, lids, plain = done.utilities
+    assert sum("of the synthetic images reach tau = 18 dB" in remark for remark in lids.remarks) >= 1
+    assert all(remark.startswith("client-") for remark in lids.remarks if "built once in" in remark)
+    assert plain.remarks == ()
+    text = render_utility(done)
+    assert "What the clients' defences say (seed 0)" in text
+    assert all(f"- `{lids.defence}`: {remark}." in text for remark in lids.remarks)
+    assert "reach tau" in render_training_html(done)
+    write_training_report(done, tmp_path)
+    assert json.loads((tmp_path / "training.json").read_text())["defences"][1]["remarks"] == list(lids.remarks)
+
+
 def test_a_run_in_which_nothing_ended_is_reported_too(run: TrainingRun) -> None:
     none = TrainingRun(
         run.directory, scenario_of(), (Training("none", 0, None, "x"),), run.counts, run.classes, "", 9, 0.1,

@@ -69,4 +69,5 @@ def utility_data(run: TrainingRun, one: Utility) -> dict[str, Any]:
         "seconds_per_round": one.seconds,
         "epsilon": one.epsilon,
         "uploads_refused": one.dropped,
+        "remarks": list(one.remarks),
     }

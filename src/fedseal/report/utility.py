@@ -17,7 +17,7 @@ def render_utility(run: TrainingRun) -> str:
     """Return the document."""
     table = _HEAD + "\n".join(_row(run, one) for one in run.utilities)
     caution = [run.caution, ""] if run.caution else []
-    return "\n".join([_setting(run), *caution, table, "", _curves(run), _classes(run)])
+    return "\n".join([_setting(run), *caution, table, "", *_remarks(run), _curves(run), _classes(run)])
 
 
 def _setting(run: TrainingRun) -> str:
@@ -73,6 +73,11 @@ def _row(run: TrainingRun, one: Utility) -> str:
         str(one.dropped),
     ]
     return f"| `{one.defence}` | " + " | ".join(figures) + " |"
+
+
+def _remarks(run: TrainingRun) -> list[str]:
+    lines = [f"- `{one.defence}`: {remark}." for one in run.utilities for remark in one.remarks]
+    return [f"What the clients' defences say (seed {run.scenario.seeds[0]}):\n", *lines, ""] if lines else []
 
 
 def _curves(run: TrainingRun) -> str:

@@ -65,6 +65,7 @@ class Utility:
         seconds: per round.
         epsilon: largest of the seeds, where one is accounted.
         dropped: uploads refused, dropouts not counted.
+        remarks: of the clients' defences after the last round, with the first seed.
     """
 
     defence: str
@@ -81,6 +82,7 @@ class Utility:
     learnt: bool = False
     auc: Interval | None = None
     class_accuracy: tuple[float | None, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -226,6 +228,7 @@ class TrainingRun:
             has_learnt(accuracy.mean, self.chance, self.test_images),
             mean_interval(areas) if areas else None,
             _means([history.class_accuracy for history in own.values()]),
+            next(iter(own.values())).remarks,
         )
 
 

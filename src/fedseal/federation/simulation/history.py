@@ -30,6 +30,7 @@ class RoundRecord(_Record):
         auc: area under the ROC curve, mean of one class against the rest, as `accuracy`.
         class_accuracy: for each class, None where the test set has none of it; empty where it was not measured.
         epsilon: the largest the accountants of the round's clients state, where the model was measured.
+        remarks: what the defences of the round's clients say of themselves, where the model was measured.
     """
 
     round: int
@@ -44,6 +45,7 @@ class RoundRecord(_Record):
     auc: float | None = None
     class_accuracy: tuple[float | None, ...] = ()
     epsilon: float | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class History(_Record):
@@ -100,6 +102,11 @@ class History(_Record):
     def epsilon(self) -> float | None:
         """The last one stated."""
         return next((record.epsilon for record in reversed(self.rounds) if record.epsilon is not None), None)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The last ones made."""
+        return next((record.remarks for record in reversed(self.rounds) if record.remarks), ())
 
     @property
     def dropped(self) -> tuple[tuple[int, DroppedClient], ...]:

@@ -226,7 +226,8 @@ class Federation:
         )
         if (number + 1) % config.evaluate_every == 0 or number + 1 == config.rounds:
             measured = asdict(self._measure(done.indices[0] if done.indices else None))
-            record = record.model_copy(update={**measured, "epsilon": self._epsilon(done.indices)})
+            said = {"epsilon": self._epsilon(done.indices), "remarks": self._remarks(done.indices)}
+            record = record.model_copy(update={**measured, **said})
         self.history = self.history.after(record)
         return record
 
@@ -269,6 +270,16 @@ class Federation:
     def _epsilon(self, indices: Sequence[int]) -> float | None:
         stated = [self.cohort.defences[index].report().epsilon_accounted for index in indices]
         return max((value for value in stated if value is not None), default=None)
+
+    def _remarks(self, indices: Sequence[int]) -> tuple[str, ...]:
+        """Return what the defences of these clients say; what not all of them say, with who says it."""
+        said: dict[str, list[str]] = {}
+        for index in indices:
+            for remark in self.cohort.defences[index].report().remarks:
+                said.setdefault(remark, []).append(name_of(index))
+        return tuple(
+            remark if len(names) == len(indices) else f"{', '.join(names)}: {remark}" for remark, names in said.items()
+        )
 
     def _one_by_one(self, workers: int, example: Batch) -> OneByOne:
         """Return what trains clients; one after the other where the first decides for the others (`broadcast`)."""
