@@ -53,9 +53,10 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def is_training(scenario: str) -> bool:
-    """Return whether a scenario is one of `fedseal train`."""
-    return "federation" in yaml.safe_load((HERE / scenario).read_text(encoding="utf-8"))
+def verb(scenario: str) -> str:
+    """Return which command runs a scenario."""
+    keys = yaml.safe_load((HERE / scenario).read_text(encoding="utf-8"))
+    return "train" if "federation" in keys else "protocol" if "each" in keys else "audit"
 
 
 def out_of(scenario: str, runs: Path) -> Path:
@@ -65,8 +66,7 @@ def out_of(scenario: str, runs: Path) -> Path:
 
 def command(scenario: str) -> str:
     """Return a scenario's command as a reader types it."""
-    verb = "train" if is_training(scenario) else "audit"
-    return f"fedseal {verb} docs/results/{scenario} --data-root DIR --out {out_of(scenario, Path('runs'))}"
+    return f"fedseal {verb(scenario)} docs/results/{scenario} --data-root DIR --out {out_of(scenario, Path('runs'))}"
 
 
 def run(page: Page, runs: Path, data_root: Path | None) -> None:
@@ -74,8 +74,9 @@ def run(page: Page, runs: Path, data_root: Path | None) -> None:
     extra = ["--data-root", str(data_root)] if data_root else []
     calls = [["prepare", *shlex.split(options), *extra] for options in page.prepared]
     for scenario in page.scenarios:
-        verb = "train" if is_training(scenario) else "audit"
-        calls.append([verb, str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra])
+        calls.append(
+            [verb(scenario), str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra]
+        )
     for call in calls:
         done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, check=False)
         if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
@@ -85,7 +86,12 @@ def run(page: Page, runs: Path, data_root: Path | None) -> None:
 def table(scenario: str, runs: Path) -> str:
     """Return a run's tables."""
     out = out_of(scenario, runs)
-    if is_training(scenario):
+    if verb(scenario) == "protocol":
+        from fedseal.audit.runner import open_run
+        from fedseal.report.protocol import render_protocol_markdown
+
+        return render_protocol_markdown(open_run(out))
+    if verb(scenario) == "train":
         from fedseal.report.utility import render_utility
         from fedseal.training.run import open_training
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedseal.audit.factor_tables import factor_tables
 from fedseal.audit.factors import scenarios_of
@@ -54,6 +55,26 @@ def test_levels_apart_matter_and_levels_alike_show_no_difference(run: Run) -> No
     assert first.reading in batch.sentence()
     better = replace(run, records=tuple(_raised(r) if r.scenario == first.scenario else r for r in run.records))
     assert factor_tables(better)[0].sentence().startswith("client.batch_size matters: most leaks at 1 ")
+
+
+def test_draws_of_weights_are_compared_one_by_one(tmp_path: Path) -> None:
+    plan = yaml.safe_load(PLAN) | {"targets": 1, "weight_seeds": [0, 1, 2, 3], "each": {"client.batch_size": [1, 8]}}
+    run = run_audit(scenarios_of(plan), tmp_path)
+    first, second = factor_tables(run)[0].results
+    assert len(first.draws) == len(second.draws) == 4
+
+    def played(one: float, other: float) -> str:
+        """Scores that vary from draw to draw by 20 dB, and between levels by so much."""
+        scores = {first.scenario: (one,) * 4, second.scenario: (0.0, other, 0.0, other)}
+        told = []
+        for record in run.records:
+            score = 20.0 * record.weight_seed + scores[record.scenario][record.weight_seed]
+            told.append(record.model_copy(update={"psnr": (score,) * len(record.psnr)}))
+        return factor_tables(replace(run, records=tuple(told)))[0].sentence()
+
+    assert "matters: most leaks at 1 " in played(2.0, 0.1)
+    assert "+1.9 [+1.6, +2.3] dB under the same draws of weights" in played(2.0, 0.1)
+    assert "no difference is shown" in played(0.1, 1.0)
 
 
 def _raised(record):  # type: ignore[no-untyped-def]

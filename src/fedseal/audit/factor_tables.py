@@ -1,7 +1,8 @@
 """What a run says of each factor: its levels side by side, under the same values of all others, and one sentence.
 
-Levels are told apart by their intervals alone: where the highest and the lowest overlap, no difference is shown, which
-does not mean that there is none. Two 95 % intervals of equal levels miss each other in about 0.6 % of pairs, and k
+Under several draws of weights, the highest and the lowest level are compared draw by draw. With one draw they are told
+apart by their intervals alone: where these overlap, no difference is shown, which does not mean that there is none. Two
+95 % intervals of equal levels miss each other in about 0.6 % of pairs, differences by draws miss zero in 5 %, and k
 levels have k (k - 1) / 2 pairs: of many levels, the highest and the lowest differ by chance more often. Every level
 carries the reading of the verdict that decided it.
 """
@@ -9,11 +10,12 @@ carries the reading of the verdict that decided it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
-from fedseal.metrics.intervals import Interval
+from fedseal.metrics.intervals import FEWEST, Interval, mean_interval
 from fedseal.metrics.scales import PSNR, Scale
 
 
@@ -43,9 +45,23 @@ class LevelResult:
         return self.cell.psnr if self.cell else None
 
     @property
+    def draws(self) -> dict[int, float]:
+        """Mean score of that attack under each draw of weights."""
+        groups: dict[int, list[float]] = {}
+        for record in self.cell.succeeded if self.cell else ():
+            groups.setdefault(record.weight_seed, []).append(fmean(record.psnr))
+        return {seed: fmean(values) for seed, values in groups.items()}
+
+    @property
     def scale(self) -> Scale:
         """What it is measured in."""
         return self.cell.scale if self.cell else PSNR
+
+    def above(self, other: LevelResult) -> Interval | None:
+        """Return by how much its score is higher, draw by draw; None where too few draws of weights are shared."""
+        mine, theirs = self.draws, other.draws
+        differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        return mean_interval(differences) if len(differences) >= FEWEST else None
 
     @property
     def reading(self) -> str:
@@ -107,6 +123,12 @@ class FactorTable:
         most, high = max(known, key=lambda one: one[1].mean)
         least, low = min(known, key=lambda one: one[1].mean)
         both = f"{_words(most, high)} and {_words(least, low)}"
+        apart = most.above(least)
+        if apart is not None and apart.low is not None:
+            by = f"{_signed(apart)} {most.scale.unit} under the same draws of weights"
+            if apart.low > 0:
+                return f"{self.factor} matters: most leaks at {both.replace(' and ', ', least at ', 1)}: {by}."
+            return f"{self.factor}: no difference is shown between {both}: {by}."
         if high.low is None or low.high is None:
             return f"{self.factor}: not decided, as too few batches were attacked for an interval: {both}."
         if high.low > low.high:
@@ -127,6 +149,10 @@ def factor_tables(run: Run) -> tuple[FactorTable, ...]:
     names = list(dict.fromkeys(factor for factor, _, _ in found))
     tables = [FactorTable(f, defence, dict(beside), tuple(results)) for (f, defence, beside), results in found.items()]
     return tuple(table for name in names for table in tables if table.factor == name and len(table.results) > 1)
+
+
+def _signed(interval: Interval) -> str:
+    return f"{interval.mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
 
 
 def _words(result: LevelResult, psnr: Interval) -> str:
