@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from fedseal.audit.runner import run_audit
-from fedseal.audit.scenario import Scenario
+from fedseal.audit.scenario import Scenario, load_scenario
+from fedseal.audit.setup import build_setup
 from fedseal.core.errors import InputError, UsageError
 from fedseal.models.registry import build_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "audits"
 
 
 def build(spec: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> nn.Module:
@@ -96,6 +100,34 @@ def test_a_model_of_hugging_face_is_audited_from_one_file(kind: str, tmp_path: P
     }
     run = run_audit([Scenario.model_validate(scenario)], tmp_path)
     assert [record.status for record in run.records] == ["ok"], run.records[0].message
+
+
+def few_steps(example: str, **changes: Any) -> Scenario:
+    """An example's audit as it is, but for how long it searches."""
+    scenario = load_scenario(EXAMPLES / f"{example}.yaml")
+    return scenario.model_copy(update={"attacks": ("ig:iterations=2",), **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["hf-resnet", "hf-mobilenet"])
+def test_an_example_audits_a_model_of_hugging_face_at_64_pixels(example: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    run = run_audit([few_steps(example)], tmp_path)
+    assert {record.status for record in run.records} == {"ok"}, run.records[0].message
+    assert {record.defence for record in run.records} == {"none", "topk:ratio=0.9"}
+
+
+def test_an_example_audits_one_logit_on_grey_pictures_of_patients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    patients = np.repeat(np.arange(60), 3)
+    pictures = draw.integers(0, 256, (180, 72, 72), dtype=np.uint8)
+    np.savez(tmp_path / "chest.npz", images=pictures, labels=patients % 2, patient=patients)
+    monkeypatch.chdir(tmp_path)
+    run = run_audit([few_steps("x-ray", targets=1)], tmp_path / "run")
+    assert {record.status for record in run.records} == {"ok"}, run.records[0].message
+    assert build_setup(few_steps("x-ray")).model(torch.zeros(1, 1, 64, 64)).shape == (1, 1)
 
 
 @pytest.mark.slow
