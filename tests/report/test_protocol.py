@@ -49,6 +49,8 @@ def test_every_factor_has_a_table_of_its_levels(run: Run) -> None:
 def test_levels_apart_matter_and_levels_alike_show_no_difference(run: Run) -> None:
     batch, public = factor_tables(run)
     assert "no difference is shown" in public.sentence()  # plain matching does not look at public data
+    assert "between true (" in public.sentence()
+    assert " and false (" in public.sentence()
     first = batch.results[0]
     assert first.psnr is not None
     assert f"PSNR {first.psnr.mean:.1f} dB [{first.psnr.low:.1f}, {first.psnr.high:.1f}], n = 4" in batch.sentence()
@@ -132,6 +134,21 @@ def test_a_run_in_which_nothing_varies_has_no_answers(run: Run, tmp_path: Path) 
     alone = replace(run, scenarios=tuple(one.model_copy(update={"levels": {}}) for one in run.scenarios))
     with pytest.raises(UsageError, match="nothing varies"):
         write_protocol(alone, tmp_path)
+
+
+def test_levels_with_defences_of_their_own_are_compared_by_them(tmp_path: Path) -> None:
+    plan = yaml.safe_load(PLAN) | {
+        "targets": 1,
+        "each": {"defence": {"none": {"defences": "none"}, "others": {"defences": ["minmax", "topk:ratio=0.9"]}}},
+    }
+    (table,) = factor_tables(run_audit(scenarios_of(plan), tmp_path))
+    assert [(one.level, one.defence) for one in table.results] == [
+        ("none", "none"),
+        ("others, minmax", "minmax"),
+        ("others, topk:ratio=0.9", "topk:ratio=0.9"),
+    ]
+    assert table.surroundings == "each level's own defence"
+    assert all(one.row is not None and one.row.defence == one.defence for one in table.results)
 
 
 def test_an_interrupted_run_says_what_is_missing(run: Run) -> None:

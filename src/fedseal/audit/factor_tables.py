@@ -9,12 +9,14 @@ carries the reading of the verdict that decided it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
+from fedseal.audit.scenario import Scenario
 from fedseal.metrics.intervals import FEWEST, Interval, mean_interval
 from fedseal.metrics.scales import PSNR, Scale
 
@@ -25,11 +27,13 @@ class LevelResult:
 
     Attributes:
         level: in words.
+        defence: spec.
         scenario: whose trials.
         row: the verdict's; None if nothing has run.
     """
 
     level: str
+    defence: str
     scenario: str
     row: Row | None
 
@@ -76,6 +80,7 @@ class LevelResult:
         psnr, chance = self.psnr, self.cell.baseline_psnr if self.cell else None
         return {
             "level": self.level,
+            "defence": self.defence,
             "scenario": self.scenario,
             "attack": self.cell.attack if self.cell else None,
             "psnr": None if psnr is None else psnr.mean,
@@ -94,13 +99,13 @@ class FactorTable:
 
     Attributes:
         factor: its name.
-        defence: spec.
+        defence: spec; None where levels have defences of their own.
         beside: levels of the other factors that vary in the run, by name.
         results: one per level, in the plan's order.
     """
 
     factor: str
-    defence: str
+    defence: str | None
     beside: dict[str, str]
     results: tuple[LevelResult, ...]
 
@@ -112,7 +117,8 @@ class FactorTable:
     @property
     def surroundings(self) -> str:
         """Defence and other factors, in words."""
-        return ", ".join([f"defence {self.defence}", *(f"{name} {level}" for name, level in self.beside.items())])
+        under = "each level's own defence" if self.defence is None else f"defence {self.defence}"
+        return ", ".join([under, *(f"{name} {level}" for name, level in self.beside.items())])
 
     def sentence(self) -> str:
         """Return what the table says of the factor, with intervals and readings."""
@@ -121,34 +127,52 @@ class FactorTable:
         if len(known) < 2:
             return f"{self.factor}: too few levels have ended to compare."
         most, high = max(known, key=lambda one: one[1].mean)
-        least, low = min(known, key=lambda one: one[1].mean)
-        both = f"{_words(most, high)} and {_words(least, low)}"
-        apart = most.above(least)
-        if apart is not None and apart.low is not None:
-            by = f"{_signed(apart)} {most.scale.unit} under the same draws of weights"
-            if apart.low > 0:
-                return f"{self.factor} matters: most leaks at {both.replace(' and ', ', least at ', 1)}: {by}."
-            return f"{self.factor}: no difference is shown between {both}: {by}."
+        least, low = min(reversed(known), key=lambda one: one[1].mean)
+        first, last = _words(most, high), _words(least, low)
         if high.low is None or low.high is None:
-            return f"{self.factor}: not decided, as too few batches were attacked for an interval: {both}."
-        if high.low > low.high:
-            return f"{self.factor} matters: most leaks at {both.replace(' and ', ', least at ', 1)}."
-        return f"{self.factor}: no difference is shown between {both}: their intervals overlap."
+            return f"{self.factor}: not decided, too few batches for an interval: {first} and {last}."
+        apart = most.above(least)
+        if apart is None or apart.low is None:
+            matters, by = high.low > low.high, "their intervals overlap"
+        else:
+            matters, by = apart.low > 0, f"{_signed(apart)} {most.scale.unit} under the same draws of weights"
+        if matters:
+            told = "" if apart is None else f": {by}"
+            return f"{self.factor} matters: most leaks at {first}, least at {last}{told}."
+        return f"{self.factor}: no difference is shown between {first} and {last}: {by}."
 
 
 def factor_tables(run: Run) -> tuple[FactorTable, ...]:
     """Return the tables of a run whose scenarios came of factors; none for any other."""
     rows = {(row.scenario, row.defence): row for row in run.verdict().rows}
-    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[LevelResult]] = {}
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Scenario]] = {}
     for scenario in run.scenarios:
-        for factor, level in scenario.levels.items():
+        for factor in scenario.levels:
             beside = tuple((name, words) for name, words in scenario.levels.items() if name != factor)
-            for defence in dict.fromkeys(scenario.with_control):
-                result = LevelResult(level, scenario.name, rows.get((scenario.name, defence)))
-                found.setdefault((factor, defence, beside), []).append(result)
-    names = list(dict.fromkeys(factor for factor, _, _ in found))
-    tables = [FactorTable(f, defence, dict(beside), tuple(results)) for (f, defence, beside), results in found.items()]
-    return tuple(table for name in names for table in tables if table.factor == name and len(table.results) > 1)
+            found.setdefault((factor, beside), []).append(scenario)
+    tables = []
+    for factor in dict.fromkeys(factor for factor, _ in found):
+        for (name, beside), scenarios in found.items():
+            if name == factor:
+                tables += [
+                    FactorTable(factor, defence, dict(beside), tuple(results))
+                    for defence, results in _levels(factor, scenarios, rows).items()
+                ]
+    return tuple(table for table in tables if len(table.results) > 1)
+
+
+def _levels(
+    factor: str, scenarios: Sequence[Scenario], rows: Mapping[tuple[str, str], Row]
+) -> dict[str | None, list[LevelResult]]:
+    """Return the levels' results by defence, or all together where levels differ in their defences."""
+    found: dict[str | None, list[LevelResult]] = {}
+    varies = len({scenario.defences for scenario in scenarios}) > 1
+    for one in scenarios:
+        for defence in one.defences if varies else dict.fromkeys(one.with_control):
+            level = one.levels[factor] + (f", {defence}" if varies and len(one.defences) > 1 else "")
+            result = LevelResult(level, defence, one.name, rows.get((one.name, defence)))
+            found.setdefault(None if varies else defence, []).append(result)
+    return found
 
 
 def _signed(interval: Interval) -> str:

@@ -82,7 +82,7 @@ def small_charts(tables: Sequence[FactorTable]) -> tuple[tuple[Small, ...], tupl
 def protocol_rows(tables: Sequence[FactorTable]) -> list[dict[str, Any]]:
     """Return one plain row per factor, defence and level."""
     return [
-        {"factor": table.factor, "defence": table.defence, "beside": table.surroundings, **result.data()}
+        {"factor": table.factor, "beside": table.surroundings, **result.data()}
         for table in tables
         for result in table.results
     ]
