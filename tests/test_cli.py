@@ -441,3 +441,12 @@ def test_a_reader_who_has_seen_enough_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_what_cannot_be_printed_is_said():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "fedseal", "list", "attacks"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device.\n"

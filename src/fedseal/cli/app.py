@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -33,6 +34,8 @@ _LOG = logging.getLogger("fedseal")
 _INTERRUPTED = 130
 _UNREAD = 141
 """As a shell says it of a command whose reader has gone (`| head`): no error, and no success either."""
+_NOWHERE = {errno.EPIPE, errno.ENOSPC}
+"""Of what a command prints: nobody reads on, or the disk it goes to is full."""
 _TRACEBACK = "FEDSEAL_TRACEBACK"
 
 READERS = "Read a run"
@@ -60,14 +63,20 @@ def main() -> NoReturn:
         raise
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError as error:
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NOWHERE:
+            _unforeseen(error)
         _stop_writing(error)
     except Exception as error:  # noqa: BLE001 - the last resort, with a way to see more
-        if os.environ.get(_TRACEBACK):
-            traceback.print_exc()
-        _fail(f"{_words(error)} This was not foreseen; {_TRACEBACK}=1 shows where it happened.", 2)
+        _unforeseen(error)
     _flush()
     sys.exit(0)
+
+
+def _unforeseen(error: Exception) -> NoReturn:
+    if os.environ.get(_TRACEBACK):
+        traceback.print_exception(error)
+    _fail(f"{_words(error)} This was not foreseen; {_TRACEBACK}=1 shows where it happened.", 2)
 
 
 def _words(error: Exception) -> str:
