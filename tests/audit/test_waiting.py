@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -103,6 +104,20 @@ class Log(io.StringIO):
 
 def heartbeats() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "fedseal-heartbeat"]
+
+
+def test_the_time_told_is_that_of_the_task_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fedseal.report.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    shown = TerminalProgress(Console(file=io.StringIO(), force_terminal=False))
+    first, second = Task("first"), Task("second")
+    shown.started(first)
+    now[0] = 600.0
+    shown.finished(first, 1)
+    shown.started(second)
+    now[0] = 630.0
+    assert shown._status([second]) == "second, at work for 30 s"
+    assert shown._status([]) == "at work for 10 min"
 
 
 def test_a_log_shows_life_while_something_runs_that_reports_nothing() -> None:

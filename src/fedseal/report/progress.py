@@ -52,6 +52,7 @@ class TerminalProgress(Watcher):
         self._running: dict[Task, TaskID] = {}
         self._read: dict[Task, str] = {}
         self._reached: dict[Task, float] = {}
+        self._taken_up: dict[Task, float] = {}
         self._what, self._total, self._done = "", 0, 0
         self._begun = self._spoke = time.monotonic()
         self._ended = threading.Event()
@@ -92,6 +93,7 @@ class TerminalProgress(Watcher):
         title = f"  {escape(task.title)}"
         self._running[task] = self._progress.add_task(title, total=task.size, state="")
         self._progress.update(self._running[task], completed=task.begun)
+        self._taken_up[task] = time.monotonic()
 
     def advanced(self, task: Task, tick: Tick) -> None:
         """Move the task's bar and show what it read last."""
@@ -112,10 +114,10 @@ class TerminalProgress(Watcher):
                 return  # nobody reads any more, which the work itself will meet with its next line
 
     def _status(self, running: Sequence[Task]) -> str:
-        spent = duration(time.monotonic() - self._begun)
         if not running:
-            return f"at work for {spent}"
+            return f"at work for {duration(time.monotonic() - self._begun)}"
         first = running[0]
+        spent = duration(time.monotonic() - self._taken_up.get(first, self._begun))
         reached = self._reached.get(first)
         share = f"{reached / first.size:.0%} of " if reached and first.size else ""
         others = f" and {len(running) - 1} more" if len(running) > 1 else ""
@@ -133,6 +135,7 @@ class TerminalProgress(Watcher):
         self._done += count
         self._progress.remove_task(self._running.pop(task))
         self._reached.pop(task, None)
+        self._taken_up.pop(task, None)
         read = self._read.pop(task, "")
         if self._all is not None:
             self._progress.update(self._all, completed=self._done)
