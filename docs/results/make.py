@@ -10,6 +10,7 @@ are there, after their words (`PAGE/words.md`) have changed.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def verb(scenario: str) -> str:
 
 
 def out_of(scenario: str, runs: Path) -> Path:
-    """Return where a scenario's run is kept."""
+    """Return where a scenario's run is kept, seen from the repository."""
     return runs / scenario.removesuffix(".yaml").replace("/", "-")
 
 
@@ -71,14 +72,13 @@ def command(scenario: str) -> str:
 
 def run(page: Page, runs: Path, data_root: Path | None) -> None:
     """Run what is left of a page's preparations and scenarios."""
-    extra = ["--data-root", str(data_root)] if data_root else []
-    calls = [["prepare", *shlex.split(options), *extra] for options in page.prepared]
+    environment = os.environ | ({"FEDSEAL_DATA": str(data_root.absolute())} if data_root else {})  # in no run's command
+    calls = [["prepare", *shlex.split(options)] for options in page.prepared]
     for scenario in page.scenarios:
-        calls.append(
-            [verb(scenario), str(HERE / scenario), "--out", str(out_of(scenario, runs)), "--workers", "1", *extra]
-        )
+        out = str(out_of(scenario, runs))
+        calls.append([verb(scenario), f"docs/results/{scenario}", "--out", out, "--workers", "1"])
     for call in calls:
-        done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, check=False)
+        done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, env=environment, check=False)
         if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
             raise SystemExit(f"{' '.join(call)} ended with {done.returncode}")
 
@@ -90,12 +90,12 @@ def table(scenario: str, runs: Path) -> str:
         from fedseal.audit.runner import open_run
         from fedseal.report.protocol import render_protocol_markdown
 
-        return render_protocol_markdown(open_run(out))
+        return render_protocol_markdown(open_run(ROOT / out))
     if verb(scenario) == "train":
         from fedseal.report.utility import render_utility
         from fedseal.training.run import open_training
 
-        return render_utility(open_training(out))
+        return render_utility(open_training(ROOT / out))
     done = subprocess.run(
         [sys.executable, "-m", "fedseal", "table", str(out)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*known, []], help="pages; all by default")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="in the repository, or anywhere else")
     parser.add_argument("--render", action="store_true", help="run nothing")
     given = parser.parse_args()
     for page in [known[name] for name in given.names or known]:
