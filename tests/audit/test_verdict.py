@@ -11,6 +11,7 @@ from fedseal.audit.levels import RiskLevel, State, level_of
 from fedseal.audit.verdict import cell_fails, judge
 from fedseal.core.errors import UsageError
 from fedseal.information.proven import ProvenReading
+from fedseal.report.words import ideal_words
 from fedseal.store.readings import ReadingRecord
 from fedseal.store.records import TrialRecord
 
@@ -310,6 +311,25 @@ def test_limits_judge_leaks_and_strict_ones_what_the_update_holds():
         assert verdict.unsettled
         assert verdict.fails(limit) is fails
         assert verdict.fails(limit, strict=True) is strictly
+
+
+def test_a_reading_that_may_be_far_higher_bounds_nothing_from_above():
+    """Solves that were stopped say what an upload holds at least: no ground to pass a strict limit on."""
+    records = [*around(25.0), *around(8.0, chance=12.0, defence="topk")]
+    verdict = judge(records, [reading(14.0, defence="topk", error_db=50.0)], asked={"s": ("topk",)})
+    ideal = verdict.rows[1].ideal
+    assert ideal is not None
+    assert ideal.at_least
+    assert ideal.level is None
+    assert verdict.fails(HIGH, strict=True)
+    assert ideal_words(ideal) == "at least 14.0 dB (prior 12.0)"
+    narrow = judge(records, [reading(14.0, defence="topk", error_db=0.5)], asked={"s": ("topk",)})
+    assert not narrow.fails(HIGH, strict=True)
+    assert narrow.rows[1].ideal is not None
+    assert ideal_words(narrow.rows[1].ideal) == "14.0 dB (prior 12.0)"
+    high = judge(records, [reading(21.0, defence="topk", error_db=50.0)], asked={"s": ("topk",)}).rows[1].ideal
+    assert high is not None
+    assert high.level is VERY_HIGH
 
 
 def test_the_sentence_names_what_decided_and_calls_nothing_unsettled_safest():

@@ -51,11 +51,19 @@ class Ideal:
         return self.gain_db is not None and self.gain_db <= NEAR_PRIOR_DB
 
     @property
+    def at_least(self) -> bool:
+        """Whether uploads may hold a good deal more than the figures say: unfinished solves, or rounding too fine."""
+        return any(record.error_db > NEAR_PRIOR_DB for record in self.records)
+
+    @property
     def level(self) -> RiskLevel | None:
-        """The level an ideal attacker would reach; None where nobody can say."""
+        """The level an ideal attacker would reach; None where nobody can say, as where it is this one or a higher."""
         if self.is_low:
             return RiskLevel.LOW
-        return None if self.best_db is None else level_of(self.best_db)
+        if self.best_db is None:
+            return None
+        level = level_of(self.best_db)
+        return None if self.at_least and level is not RiskLevel.VERY_HIGH else level
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,7 @@ def _ideal(ideal: Ideal | None) -> dict[str, Any] | None:
         "best_db": ideal.best_db,
         "prior_db": ideal.prior_db,
         "gain_db": ideal.gain_db,
+        "at_least": ideal.at_least,
         "low": ideal.is_low,
         "level": _word(ideal.level),
         "reason": ideal.reason,

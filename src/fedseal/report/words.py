@@ -154,13 +154,13 @@ def risk(standing: Standing | None) -> str:
 
 
 def ideal_words(ideal: Ideal | None) -> str:
-    """Return an ideal reading as `19.0 dB (prior 12.0)`, or why there is none."""
+    """Return an ideal reading as `19.0 dB (prior 12.0)`, or why there is none; `at least` where more may be held."""
     if ideal is None:
         return "not computed"
     if ideal.psnr_db is None:
         return "cannot be computed"
     prior = "" if ideal.prior_db is None else f" (prior {number(ideal.prior_db)})"
-    return f"{decibel(ideal.psnr_db)} dB{prior}"
+    return f"{'at least ' if ideal.at_least else ''}{decibel(ideal.psnr_db)} dB{prior}"
 
 
 def picked_share(picked: Picked | None) -> str:
