@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from fedseal.attacks.matching import differences
 from fedseal.attacks.matching.derivatives import Exact, FiniteDifference, choose_derivatives, multiply_adds
+from fedseal.attacks.matching.differences import _Passes
 from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.attack import ATTACKS
 from fedseal.core.observation import Observation
 from fedseal.core.threads import one_thread
 from fedseal.federation.client import RoundConfig
+from fedseal.models import unfolded
 from fedseal.models.registry import build_model
 
 SHAPE = (3, 16, 16)
@@ -88,12 +91,73 @@ def test_inner_products_give_the_same_direction_as_autograd(toy_net: Callable, o
     for spec in ("ig", "gradinversion"):
         problem, z, lanes = prepared(spec, observe(toy_net(0), dtype=torch.float64)[0])
         assert problem.product_objective is not None
+        for central, close in ((True, 1e-5), (False, 1e-3)):  # one side's error depends on the step, which is rounded
+            fast = FiniteDifference(problem, central=central)
+            by_products = fast(z, lanes)
+            fast._match_products = lambda dummy, factors, observed: None  # type: ignore[method-assign]
+            by_autograd = fast(z, lanes)
+            assert torch.allclose(by_products.values, by_autograd.values, rtol=1e-9)
+            off = (by_products.gradients - by_autograd.gradients).norm() / by_autograd.gradients.norm()
+            assert float(off) < close
+
+
+class TwiceUsed(nn.Module):
+    """A network whose large weights are convolved with twice, other ones also read as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.stem = nn.Conv2d(3, 64, 3, stride=2, padding=1)
+            self.shared = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+            self.read = nn.Conv2d(64, 64, 3, stride=2, padding=1, bias=False)
+            self.idle = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+            self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.shared(x))
+        self.idle(x)  # nothing comes of it
+        x = torch.tanh(self.read(torch.relu(self.shared(x))))
+        return self.head(x.mean((2, 3))) * (1 + 0.1 * self.read.weight.square().mean())
+
+
+def test_gradients_that_are_not_formed_give_what_formed_ones_do(observe: Callable, monkeypatch) -> None:
+    """Layers of few pixels and many weights, also where weights are shared, read otherwise or not used."""
+    monkeypatch.setattr(unfolded, "_has_products", lambda: True)  # as on a processor where it is worth it
+    observation, _ = observe(TwiceUsed().eval(), shape=SHAPE, batch_size=2)
+    for spec in ("ig:tv=0.05", "gradinversion:bn=none"):
+        problem, z, lanes = prepared(spec, observation)
+        with one_thread():
+            fast = FiniteDifference(problem)
+            passes: list[_Passes] = []
+
+            def kept(given: dict[str, torch.Tensor], passes: list[_Passes] = passes) -> _Passes:
+                passes.append(_Passes(given))
+                return passes[-1]
+
+            monkeypatch.setattr(differences, "_Passes", kept)
+            for place in (z, z + 0.01):  # the second by the weights that are kept
+                found, exact = fast(place, lanes), Exact(problem)(place, lanes)
+                assert len(passes[-1].outputs) == 4  # shared twice, read, idle: all without a gradient formed
+                assert torch.allclose(exact.values, found.values, rtol=1e-4)
+                assert float(torch.cosine_similarity(exact.gradients, found.gradients)) > 0.99
+                assert float(found.gradients.norm() / exact.gradients.norm()) == pytest.approx(1, abs=0.05)
+
+
+def test_lanes_in_turn_do_not_share_what_is_kept(observe: Callable, monkeypatch) -> None:
+    monkeypatch.setattr(unfolded, "_has_products", lambda: True)
+    model = TwiceUsed().eval()
+    seen = [observe(model, shape=SHAPE, seed=seed)[0] for seed in (1, 2)]
+    problem, z, lanes = prepared("ig:tv=0.05", seen[0])
+    both = Lanes(torch.stack([lanes.observed[0], prepared("ig", seen[1])[2].observed[0]]), lanes.labels.repeat(2, 1))
+    with one_thread():
         fast = FiniteDifference(problem)
-        by_products = fast(z, lanes)
-        fast._match_products = lambda dummy, observed: None  # type: ignore[method-assign]
-        by_autograd = fast(z, lanes)
-        assert torch.allclose(by_products.values, by_autograd.values, rtol=1e-9)
-        assert torch.allclose(by_products.gradients, by_autograd.gradients, rtol=1e-5, atol=1e-9)
+        for _ in range(2):
+            together = fast(z.repeat(2, 1), both)
+            for lane in range(2):
+                alone = FiniteDifference(problem)(z, both.pick(torch.tensor([lane])))
+                assert torch.equal(alone.gradients[0], together.gradients[lane])
 
 
 def test_vectorised_lanes_equal_single_runs(toy_net: Callable, observe: Callable) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,8 @@ from fedseal.core.knowledge import CROSS_ENTROPY
 from fedseal.core.optimiser import PLAIN, Optimiser
 from fedseal.core.tensors import Tensors, flatten, unflatten
 from fedseal.federation.loss import training_loss
+
+_CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Lanes:
     def __post_init__(self) -> None:
         if self.numbers is None:
             object.__setattr__(self, "numbers", torch.arange(len(self.observed), device=self.observed.device))
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """The observed update of each lane, at the start of a cache line, where PyTorch puts fresh vectors."""
+        return [row if row.data_ptr() % _CACHE_LINE == 0 else row.clone() for row in self.observed]
 
     def pick(self, indices: Tensor) -> Lanes:
         """Return some of the lanes."""
