@@ -207,7 +207,7 @@ def test_a_watcher_hears_the_doctor(tmp_path: Path):
     watcher = Recording()
     run = run_audit([scenario(client={"dtype": "float16"})], tmp_path, watcher=watcher)
     expected = [f"{found.severity}: {found.topic}: {found.text}" for found in run.findings["audit"]]
-    *remarks, estimate = watcher.remarks
+    estimate, *remarks = watcher.remarks
     assert remarks == expected != []
     assert estimate.startswith("note: estimate: about ")
 

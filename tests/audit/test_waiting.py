@@ -74,6 +74,36 @@ def test_the_forecast_is_told_before_the_first_trial_and_only_if_there_is_one(tm
         assert sum(text.startswith("estimate: about") for text in hearing.remarks) == expected
 
 
+def test_trainings_before_the_attack_and_what_is_learned_first_are_forecast(tmp_path: Path) -> None:
+    def seconds(**changes: object) -> float:
+        setup = build_setup(Scenario(**{**TINY, **changes}), stages=tmp_path)  # type: ignore[arg-type]
+        return min(estimate([(setup, plan_jobs(setup))], 1).core_seconds for _ in range(3))
+
+    assert seconds(stage={"round": 400, "clients": 10}) > 3 * seconds(stage={"round": 1, "clients": 10})
+    learned = {"data": "digits:size=8", "attacks": ("learned",)}
+    many, few = (seconds(**learned, attacker={"public_images": count}) for count in (500, 5))
+    assert many > 5 * few
+
+
+def test_the_forecast_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    class InOrder(Hearing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order: list[str] = []
+
+        def remarked(self, severity: str, text: str) -> None:
+            self.order.append(text)
+
+        def started(self, task: Task) -> None:
+            self.order.append(task.title)
+
+    hearing = InOrder()
+    staged = {**TINY, "stage": {"round": 2, "clients": 2}}
+    run_audit([Scenario(**staged, targets=1)], tmp_path, watcher=hearing)  # type: ignore[arg-type]
+    told = [text.startswith("estimate: about") for text in hearing.order].index(True)
+    assert told < [text.startswith("training under none") for text in hearing.order].index(True)
+
+
 def test_more_targets_run_only_what_is_new(tmp_path: Path) -> None:
     hearing = Hearing()
     for targets in (2, 3):

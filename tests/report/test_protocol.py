@@ -165,5 +165,5 @@ def test_shipped_plans_name_what_exists_and_vary_every_factor(scale: str) -> Non
         count = len(scenario.weight_seeds) if len(scenario.weight_seeds) > 1 else scenario.targets
         assert count >= FEWEST, "fewer have no interval, and nothing would be decided"
     factors = {name for scenario in scenarios for name in scenario.levels}
-    assert len(factors) == 15
+    assert len(factors) == 17
     assert {"client.batch_size", "model", "data", "stage", "initialisation", "client.aggregate", "defence"} <= factors

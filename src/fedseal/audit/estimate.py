@@ -1,9 +1,9 @@
 """What a run will take, before it starts: time by the first client's gradients, memory by the model's size.
 
 One gradient of a target's batch is measured; an iteration of a matching attack counts as four of them, the common
-price of differentiating twice, and a reading is priced by its unknowns. That is a forecast for a person who wonders
-whether to wait, not a promise: within a factor of about three, more where an attack ends early or prepares on public
-images first.
+price of differentiating twice, a reading is priced by its unknowns, a training before the attacked round by its steps,
+and what attacks prepare on public images by their number. That is a forecast for a person who wonders whether to wait,
+not a promise: within a factor of about three, more where an attack ends early.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
+from fedseal.attacks.prepared import PreparedAttack
 from fedseal.audit.plan import Job
-from fedseal.audit.readings import ReadingJob
+from fedseal.audit.readings import EXACT_UNKNOWNS, ReadingJob
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
 from fedseal.core.defence import Defence
 from fedseal.core.errors import FedsealError
 from fedseal.core.threads import one_thread
 from fedseal.federation.loss import client_loss
-from fedseal.information.ideal import EXACT_UNKNOWNS
 
 GRADIENTS_PER_ITERATION = 4
 """Forward and backward once, and once more through that."""
@@ -97,7 +97,8 @@ def estimate(tasks: Sequence[tuple[Setup, Iterable[Job | ReadingJob]]], workers:
         each = [_job_seconds(setup, job, gradient) for job in attacked]
         readings += len(left) - len(attacked)
         each += [_reading_seconds(setup, gradient)] * (len(left) - len(attacked))
-        total, longest = total + sum(each), max([longest, *each])
+        prepared = _staging_seconds(setup, left, gradient) + _prepared_seconds(setup, attacked, gradient)
+        total, longest = total + sum(each) + prepared, max([longest, *each])
         trials += sum(len(job.trials) for job in attacked)
         stored += sum(len(job.trials) for job in attacked) * _kept_bytes(setup)
         peak = max([peak, *(_job_bytes(setup, len(job.trials)) for job in attacked)])
@@ -147,6 +148,31 @@ def _job_seconds(setup: Setup, job: Job, gradient: float) -> float:
     batches = client.local_steps * client.local_epochs * client.aggregate
     each = SECONDS_PER_ITERATION + GRADIENTS_PER_ITERATION * gradient * batches
     return len(job.trials) * max(iterations * restarts, 1) * each
+
+
+def _staging_seconds(setup: Setup, jobs: Iterable[Job | ReadingJob], gradient: float) -> float:
+    """Return what the trainings before the attacked round take, one under each defence and one without."""
+    if setup.staging is None:
+        return 0.0
+    left = [spec for spec in {"none", *(job.defence for job in jobs)} if not setup.staging.has(spec)]
+    ground = setup.staging.ground
+    config = ground.configure(Defence())
+    clients = config.clients_per_round or len(ground.clients)
+    steps = config.shape(len(ground.clients[0]), clients).local_steps
+    return len(left) * (setup.staging.stage.round or 0) * clients * steps * gradient
+
+
+def _prepared_seconds(setup: Setup, jobs: Sequence[Job], gradient: float) -> float:
+    """Return what attacks learn on public images, which targets share: an update of each image at least."""
+    learned = {(job.attack, job.defence) for job in jobs if _is_prepared(job.attack)}
+    return len(learned) * len(setup.public) * gradient
+
+
+def _is_prepared(attack: str) -> bool:
+    try:
+        return isinstance(ATTACKS.build(attack), PreparedAttack)
+    except FedsealError:
+        return False
 
 
 def _reading_seconds(setup: Setup, gradient: float) -> float:

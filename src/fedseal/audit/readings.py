@@ -34,7 +34,8 @@ from fedseal.store.readings import ReadingRecord
 LEVELS_DB = (20.0, 15.0, 10.0)
 """FedLeak's levels, for which the noise is computed that brings an undefended upload down to them."""
 
-_EXACT_UNKNOWNS = 1024
+EXACT_UNKNOWNS = 1024
+"""Numbers sought up to which an audit reads exactly; above, without matrices."""
 _MANY_ENTRIES = 1_000_000
 _DRAWS = 8
 """How often an upload that seems to hold nothing is sent again."""
@@ -171,7 +172,7 @@ class Reader:
     def _options(self, upload: Upload) -> Options:
         entries = sum(tensor.numel() for tensor in upload.observed.values())
         return Options(
-            exact_unknowns=_EXACT_UNKNOWNS,
+            exact_unknowns=EXACT_UNKNOWNS,
             effort=_LIGHT if entries > _MANY_ENTRIES else Effort(),
             labels_known=self._setup.scenario.attacker.labels == "true",
         )

@@ -89,10 +89,6 @@ def run_audit(
     _check_weights(setups)
     plans = [() if only_read else plan_jobs(setup) for setup in setups]
     readings = [plan_readings(setup) for setup in setups]
-    for setup in setups:
-        _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
-    firsts = {setup.scenario.name: setup for setup in reversed(setups)}
-    findings = {one.name: examine(replace(firsts[one.name], scenario=one)) for one in scenarios}
     with Store(Path(directory), writable=True) as store:
         plan = [
             (setup.scenario.name, trial.key)
@@ -101,6 +97,20 @@ def run_audit(
             for trial in job.trials
         ]
         wanted = [(setup.scenario.name, job.key) for setup, jobs in zip(setups, readings, strict=True) for job in jobs]
+        ended = store.load([key for _, key in plan])
+        stored = {key for key, record in ended.items() if record.status == "ok"}  # only what went well is final
+        read = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
+        held = sum(key in stored for _, key in plan)
+        tasks = list(_left(plans, readings, stored, read))
+        if tasks:
+            if len(scenarios) > 1:
+                watcher.remarked("note", f"plan: {len(scenarios)} scenarios{_varied(scenarios)}.")
+            forecast = _forecast(setups, tasks, workers)
+            watcher.remarked("note", f"estimate: {forecast.describe()}")
+        for setup in setups:
+            _train_stage(setup, "none", watcher, workers)  # the doctor looks at what is undefended
+        firsts = {setup.scenario.name: setup for setup in reversed(setups)}
+        findings = {one.name: examine(replace(firsts[one.name], scenario=one)) for one in scenarios}
         before = store.meta()
         store.set_meta(
             {
@@ -114,20 +124,11 @@ def run_audit(
                 "ended": "",
             }
         )
-        ended = store.load([key for _, key in plan])
-        stored = {key for key, record in ended.items() if record.status == "ok"}  # only what went well is final
-        watcher.planned("trials", len(plan), sum(key in stored for _, key in plan))
+        watcher.planned("trials", len(plan), held)
         for finding, where in told_once(findings):
             watcher.remarked(finding.severity, f"{finding.topic}: {finding.text}{where}")
-        read = {key for key, found in store.load_readings([k for _, k in wanted]).items() if found.psnr_db is not None}
-        tasks = list(_left(plans, readings, stored, read))
         for index, spec in dict.fromkeys((index, job.defence) for index, job in tasks):
             _train_stage(setups[index], spec, watcher, workers)
-        if tasks:
-            forecast = _forecast(setups, tasks, workers)
-            if len(scenarios) > 1:
-                watcher.remarked("note", f"plan: {len(scenarios)} scenarios{_varied(scenarios)}.")
-            watcher.remarked("note", f"estimate: {forecast.describe()}")
 
         def handle(event: Event) -> None:
             task = Task(tasks[event.index][1].title, key=str(event.index))
@@ -180,14 +181,19 @@ def _left(
                 yield index, one
 
 
-def _varied(scenarios: Sequence[Scenario]) -> str:
-    """Return the factors the scenarios are made of, in words."""
+def levels_of(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
+    """Return the factors that scenarios are made of, each with its levels in words."""
     levels: dict[str, list[str]] = {}
     for scenario in scenarios:
         for name, words in scenario.levels.items():
             levels.setdefault(name, [])
             levels[name] += [words] if words not in levels[name] else []
-    return "".join(f"{';' if i else ':'} {n} {', '.join(words)}" for i, (n, words) in enumerate(levels.items()))
+    return levels
+
+
+def _varied(scenarios: Sequence[Scenario]) -> str:
+    """Return the factors the scenarios are made of, in one line."""
+    return "".join(f"{';' if i else ':'} {n} {', '.join(w)}" for i, (n, w) in enumerate(levels_of(scenarios).items()))
 
 
 def examine_only(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +23,20 @@ from fedseal.cli.options import (
 )
 from fedseal.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from fedseal.audit.scenario import Scenario
+
 SCALES = ("laptop", "workstation", "paper")
+
+
+def _tell(chosen: Sequence[Scenario], **where: Any) -> None:
+    """Print the levels of each factor, and what running them all takes."""
+    from fedseal.audit.runner import examine_only, levels_of
+
+    for factor, levels in levels_of(chosen).items():
+        typer.echo(f"{factor}: {', '.join(levels)}")
+    _, forecast = examine_only(chosen, **where)
+    typer.echo(f"{len(chosen)} scenarios: {forecast.describe()}")
 
 
 @app.command()
@@ -35,6 +49,7 @@ def protocol(
     workers: Workers = None,
     engine: Engine = "local",
     address: Address = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it will take, and run nothing.")] = False,
 ) -> None:
     """Audit what decides a leak: batch size, model, data, stage, initialisation, ...
 
@@ -54,6 +69,9 @@ def protocol(
     if not any(one.levels for one in chosen):
         raise UsageError("nothing varies in this plan.", hint="Give a key several values, see docs/scenario.md.")
     look_here_for_models()
+    if plan:
+        _tell(chosen, data_root=data_root, device=device, workers=run_options(data_root, device, workers)["workers"])
+        return
     with watching() as watcher:
         where = run_options(data_root, device, workers) | {"engine": engine, "address": address}
         run = run_audit(chosen, out, **where, watcher=watcher)
