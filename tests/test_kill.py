@@ -29,13 +29,22 @@ targets: 1
 readings: 0
 """
 TRIALS = 6
+PROTOCOL = """
+data: faces:size=8
+attacks: ig:iterations=400
+readings: 0
+targets: 4
+each:
+  client.batch_size: [1, 2, 4]
+  stage: {first round: {stage: null}, after 3 rounds: {stage: {round: 3, clients: 4}}}
+"""
 Moments = list[tuple[int | None, float]]
 """When to kill: after the start or the n-th trial of an attempt, then a time drawn up to a limit."""
 
 
-def start(directory: Path, workers: int) -> subprocess.Popen[str]:
-    (directory / "scenario.yaml").write_text(SCENARIO)
-    words = ["audit", "scenario.yaml", "--out", "run", "--workers", str(workers)]
+def start(directory: Path, workers: int, command: str = "audit", scenario: str = SCENARIO) -> subprocess.Popen[str]:
+    (directory / "scenario.yaml").write_text(scenario)
+    words = [command, "scenario.yaml", "--out", "run", "--workers", str(workers)]
     return subprocess.Popen(
         [sys.executable, "-m", "fedseal", *words],
         cwd=directory,
@@ -153,6 +162,36 @@ def test_a_killed_audit_resumes(tmp_path: Path, undisturbed: list[dict[str, Any]
     assert before.items() <= stored(tmp_path).items()
     assert files.items() <= artefacts(tmp_path, set(before)).items()
     assert numbers(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_killed_protocol_resumes_to_the_answers_of_one_undisturbed(tmp_path: Path):
+    """Killed in the training before the attack, then between trials: table, sentences and numbers are the same."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for directory in (whole, killed):
+        directory.mkdir()
+    process = start(whole, 1, "protocol", PROTOCOL)
+    expected, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    held = 0
+    for trials in (0, 1):
+        process = start(killed, 1, "protocol", PROTOCOL)
+        if trials:
+            wait_for_trials(process, trials)
+        else:
+            time.sleep(6)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert len(stored(killed)) >= held
+        held = len(stored(killed))
+    assert held > 0
+    process = start(killed, 1, "protocol", PROTOCOL)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "trials are in the store already" in errors
+    assert output == expected
+    for name in ("protocol.csv", "protocol.md"):
+        assert (killed / "run" / name).read_text() == (whole / "run" / name).read_text()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,6 +62,7 @@ def protocol(
     from fedseal.audit.factors import scenarios_of
     from fedseal.audit.runner import run_audit
     from fedseal.report.protocol import write_protocol
+    from fedseal.report.words import plural
 
     if scale not in SCALES:
         raise UsageError(f"there is no scale {scale!r}.", hint=f"Use one of: {', '.join(SCALES)}.")
@@ -79,5 +81,7 @@ def protocol(
     for table in factor_tables(run):
         typer.echo(f"{table.sentence()} ({table.surroundings})")
     typer.echo(f"report: {path}")
-    if run.verdict().failed:
+    if failed := [record for record in run.records if record.status == "failed"]:
+        for message, count in Counter(record.message for record in failed).items():
+            typer.echo(f"{plural(count, 'trial')} failed: {message}", err=True)
         raise typer.Exit(3)
