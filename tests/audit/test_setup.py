@@ -13,7 +13,7 @@ from torch import nn
 
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import ClientConfig, Scenario, validate_scenario
-from fedseal.audit.setup import Setup, build_setup
+from fedseal.audit.setup import Loaded, Setup, build_setup
 from fedseal.core.attack import Ask, Attack
 from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundContext, RoundShape
@@ -184,3 +184,22 @@ def test_the_servers_side_of_a_defence_takes_part_in_every_round_of_an_audit() -
     plain = setup.observe(Defence(), 0).observation
     for name, tensor in plain.update.tensors.items():
         torch.testing.assert_close(second.update.tensors[name], tensor)
+
+
+def test_scenarios_of_one_run_keep_the_same_images_once() -> None:
+    """Factors have hundreds of scenarios; strangers and public images of each took gigabytes."""
+    loaded = Loaded()
+    base = {"data": "digits:size=8", "attacks": "ig:iterations=1", "attacker": {"labels": "true", "public_images": 50}}
+    one, other, more, fewer = (
+        build_setup(Scenario(**{**base, **changes}), loaded=loaded)  # type: ignore[arg-type]
+        for changes in (
+            {},
+            {"model": "mlp", "targets": 2},
+            {"seed": 1},
+            {"attacker": {"labels": "true", "public_images": 20}},
+        )
+    )
+    assert one.strangers.inputs.data_ptr() == other.strangers.inputs.data_ptr()
+    assert one.public.inputs.data_ptr() == other.public.inputs.data_ptr()
+    assert not torch.equal(one.strangers.inputs[:20], more.strangers.inputs[:20])
+    assert len(fewer.public) == 20

@@ -48,7 +48,7 @@ def test_public_private_and_strangers_never_share_a_group(
     scenario = Scenario(targets=2, seed=seed, client=client)
     targets = Targets(private, scenario, images_per_target(scenario, len(private)))
     try:
-        strangers, attacked = targets.strangers(), targets.attacked
+        strangers, attacked = private.batch(targets.strangers()), targets.attacked
     except InputError:
         return
     places = strangers.images.mul(255).round().flatten().long()

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedseal.audit.exchange import Exchange, TargetRound, TargetStreams, first_round
 from fedseal.audit.scenario import Scenario
@@ -278,7 +278,7 @@ def aware_of(knowledge: Knowledge, defence: Defence, spec: str | None = None) ->
 
 @dataclass(frozen=True)
 class Loaded:
-    """Data sets that several scenarios of one run share: each is read, hashed and split once.
+    """Data that several scenarios of one run share: sets are read, hashed and split once, parts of them kept once.
 
     Args:
         data_root: where local data sets lie.
@@ -287,6 +287,7 @@ class Loaded:
     data_root: Path | None = None
     _sets: dict[str, tuple[Dataset, str]] = field(default_factory=dict)
     _parts: dict[tuple[str, float, int], tuple[Dataset, Dataset]] = field(default_factory=dict)
+    _batches: dict[tuple[int, bytes], tuple[Dataset, Batch]] = field(default_factory=dict)
 
     def dataset(self, spec: str) -> tuple[Dataset, str]:
         """Return a data set and the hash of its content."""
@@ -303,6 +304,13 @@ class Loaded:
         if key not in self._parts:
             self._parts[key] = split_public(dataset, scenario.public_fraction, scenario.seed)
         return self._parts[key]
+
+    def batch(self, data: Dataset, places: Tensor) -> Batch:
+        """Return what lies at some places of a data set: factors have hundreds of scenarios with the same images."""
+        key = (id(data), places.numpy().tobytes())
+        if key not in self._batches:
+            self._batches[key] = data, data.batch(places)  # who is named by an id has to live as long
+        return self._batches[key][1]
 
 
 def build_setup(
@@ -334,7 +342,7 @@ def build_setup(
         model = fitting_model(scenario.model, dataset, scenario.loss, scenario.weight_seed)
         dataset = with_targets(dataset, model, scenario.loss)
         private, rest = loaded.split(dataset, scenario)
-        public = rest.batch(torch.arange(min(len(rest), granted)))
+        public = loaded.batch(rest, torch.arange(min(len(rest), granted)))
         model, ground = model.to(where, _DTYPES[scenario.client.dtype]), None
     like = next(model.parameters())
     public = public.to(like.device, like.dtype)
@@ -343,7 +351,7 @@ def build_setup(
     staging = None if ground is None or scenario.stage is None else _staging(scenario, ground, stages)
     images = images_per_target(scenario, len(private))
     taken = None if staging is None else staging.attacked(scenario.with_control)
-    strangers = Targets(private, scenario, images).strangers(taken)
+    strangers = loaded.batch(private, Targets(private, scenario, images).strangers(taken))
     return Setup(
         scenario,
         private,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedseal.audit.scenario import Scenario
-from fedseal.core.batch import Batch
 from fedseal.core.defence import Defence, RoundShape
 from fedseal.core.errors import InputError
 from fedseal.core.seeds import generator
@@ -73,8 +72,8 @@ class Targets:
             )
         return self._order[: max(needed, len(self.private) // 4)]
 
-    def strangers(self, attacked: Tensor | None = None) -> Batch:
-        """Return images of the same source that are nobody's target, the same ones however many targets there are.
+    def strangers(self, attacked: Tensor | None = None) -> Tensor:
+        """Return the places of images that are nobody's target, the same ones however many targets there are.
 
         None of them belongs to the group of one that is attacked: it would be hardly a stranger.
 
@@ -84,7 +83,7 @@ class Targets:
         taken = self.attacked if attacked is None else attacked
         rest = self._order[~torch.isin(self._order, self.private.together_with(taken))]
         by_class = self.scenario.attacker.labels == "true" and is_class(self.private.labels)
-        return self.private.batch(draw_strangers(self.private.labels, rest, by_class=by_class))
+        return draw_strangers(self.private.labels, rest, by_class=by_class)
 
     @cached_property
     def _order(self) -> Tensor:
