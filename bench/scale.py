@@ -3,12 +3,13 @@
     python bench/scale.py [--parts engines,store,growth] [--trials 24] [--seconds 5] [--records 100000]
     python bench/scale.py --quick
 
-*Engines*: the same attacks of a few seconds each in this process, in one and two worker processes, on one and two cores
-of a Ray cluster of this machine's own, and on one of two nodes with a core each. Told are trials per hour without the
-start, the time until the first one, and what lies between two trials of one process, as a share of a trial. *Store*:
-records like those of real trials, written one by one as an audit does, with what one more costs and the bytes of the
-file at every power of ten; and the driver's memory while it hands over as many results. *Growth*: processor seconds of
-an iteration of `ig` by batch, image size and model. The table goes to bench/out/scale.md, all figures to
+*Engines*: the same attacks of a few seconds each in this process, in one and two worker processes, on one and two
+cores of a Ray cluster of this machine's own, and on one of two nodes with a core each. Told are trials per hour from
+the start of the first to the end of the last, the time until the first one, and what lies between two trials of one
+process, as a share of a trial. *Store*: records like those of real trials, written one by one as an audit does, with
+what one more costs and the bytes of the file at every power of ten; and the driver's memory while it writes as many,
+and while it hears of as many results of processes and of a fiftieth of Ray's. *Growth*: processor seconds of an
+iteration of `ig` by batch, image size and model. The table goes to bench/out/scale.md, all figures to
 bench/out/scale.json.
 """
 
@@ -169,7 +170,7 @@ def _timed(name: str, workers: int, options: Options, work: Attacks, run: Run) -
     return {
         "engine": name,
         "workers": workers,
-        "trials per hour": workers * 3600 / (each + between),
+        "trials per hour": 3600 * len(trials) / (max(one.end for one in trials) - min(one.start for one in trials)),
         "start, s": min(trial.start for trial in trials) - began,
         "trial, s": each,
         "between two, ms": 1e3 * between,
@@ -201,10 +202,11 @@ def _store(options: Options) -> dict[str, Any]:
     """Return what the next record costs at growing sizes, and the driver's memory over as many results."""
     sizes = [10**power for power in range(2, 9) if 10**power < options.records] + [options.records]
     rows = []
+    grew: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as place:
         audit = _scenario(data="digits", attacks=["ig:iterations=2"], defences=["none"], targets=1, readings=0)
         (like,) = run_audit([audit], Path(place) / "one").records
-        with Store(Path(place) / "many", writable=True) as store:
+        with Store(Path(place) / "many", writable=True) as store, _grown("the store", grew):
             written, file = 0, store.directory / "store.sqlite"
             for size in sizes:
                 batch = min(100, size - written)  # those that are timed; the others come before, in one transaction
@@ -220,16 +222,29 @@ def _store(options: Options) -> dict[str, Any]:
                 log = file.with_name(file.name + "-wal")
                 kept = file.stat().st_size + (log.stat().st_size if log.exists() else 0)
                 rows.append({"records": size, "write, ms": 1e3 * each, "read, ms": 1e3 * read, "MB": kept / 1e6})
+    for name, run, count in (
+        ("processes", PoolEngine(1).run, options.records),
+        ("Ray", RayEngine(workers=1).run, max(10, options.records // 50)),
+    ):
+        heard: list[int] = []
+        with _grown(name, grew):
+            run(nothing, range(count), lambda event, heard=heard: _count(event, heard))
+        assert len(heard) == count
+    return {"rows": rows, "driver grew, MB": grew, "results": options.records}
+
+
+def _count(event: Event, heard: list[int]) -> None:
+    if isinstance(event, Finished):
+        heard.append(event.index)
+
+
+@contextmanager
+def _grown(name: str, into: dict[str, float]) -> Iterator[None]:
+    """Note by how many megabytes this process grows inside."""
     process = psutil.Process()
     before = process.memory_info().rss
-    heard = [0]
-
-    def count(event: Event) -> None:
-        heard[0] += isinstance(event, Finished)
-
-    PoolEngine(1).run(nothing, range(options.records), count)
-    assert heard[0] == options.records
-    return {"rows": rows, "driver grew, MB": (process.memory_info().rss - before) / 1e6, "results": options.records}
+    yield
+    into[name] = (process.memory_info().rss - before) / 1e6
 
 
 def _renamed(like: Any, numbers: range) -> list[Any]:
@@ -266,8 +281,9 @@ def _page(found: dict[str, Any]) -> str:
         lines += [f"{two}: {rates[two] / rates[one]:.2f} times {one}." for two, one in pairs] + [""]
     if "store" in found:
         lines += _table(found["store"]["rows"])
-        grew = found["store"]["driver grew, MB"]
-        lines += ["", f"The driver grew by {grew:.1f} MB over {found['store']['results']:,} results.", ""]
+        grew = ", ".join(f"{name} {by:.1f} MB" for name, by in found["store"]["driver grew, MB"].items())
+        told = f"{found['store']['results']:,} records, as many results of processes and a fiftieth of Ray's"
+        lines += ["", f"The driver grew, over {told}: {grew}.", ""]
     if "growth" in found:
         lines += _table(found["growth"])
     return "\n".join(lines) + "\n"

@@ -101,7 +101,8 @@ def _unreachable(address: str | None, reason: str) -> InputError:
 def _connect(ray: Any, address: str | None, workers: int) -> None:
     if address is not None:
         check_reachable(address)
-    where: dict[str, Any] = {"num_cpus": workers} if address is None else {"address": address}
+    own = {"address": "local", "num_cpus": workers}  # whatever other cluster runs on this machine
+    where: dict[str, Any] = own if address is None else {"address": address}
     try:
         ray.init(
             **where, include_dashboard=False if address is None else None, log_to_driver=False, logging_level="error"
