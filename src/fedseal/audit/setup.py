@@ -50,6 +50,7 @@ class Target:
         defence: the first client's, as the round left it.
         config: how the clients train.
         clients: whose mean is seen.
+        cosine: between what the first client uploaded and its undefended upload; None where there is none.
     """
 
     originals: Batch
@@ -59,6 +60,7 @@ class Target:
     defence: Defence
     config: RoundConfig
     clients: int
+    cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,14 @@ class Setup:
         observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
         own = played.cohort.defence(played.clients[0])
         return Target(
-            exchange.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
+            exchange.originals,
+            exchange.fed,
+            observation,
+            exchange.cost,
+            own,
+            played.config,
+            played.shape.clients,
+            exchange.cosine,
         )
 
     def fed_with_public(self, spec: str, images: int) -> Iterator[tuple[Batch, Batch]]:

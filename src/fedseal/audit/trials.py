@@ -129,7 +129,7 @@ class TrialRunner:
             objective=reconstruction.objective,
             trace=reconstruction.trace,
             seconds=reconstruction.seconds,
-            cost=asdict(target.cost),
+            cost={**asdict(target.cost), "gradient_cosine": target.cosine},
             knowledge=ledger,
             notes=reconstruction.notes,
         )
