@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -23,6 +24,7 @@ from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
 from fedseal.federation.client import RoundConfig, set_mode
+from fedseal.metrics.matching import pairwise_psnr
 from fedseal.models.registry import build_model
 
 SHAPE = (1, 12, 12)
@@ -252,6 +254,30 @@ def test_loki_survives_local_steps() -> None:
     attack = ATTACKS.build("loki:bins=128,rescale=bin")
     images = attack.run(federation.provoke(attack)).images
     assert len(recovered(images, federation.images, 1e-3)) >= 10
+
+
+def _noised(observation: Observation, sigma: float) -> Observation:
+    """Return what the server sees with Gaussian noise of one scale on every entry."""
+    sent, source = observation.update.tensors, generator(0, "noise")
+    drawn = {name: torch.randn(tensor.shape, generator=source, dtype=tensor.dtype) for name, tensor in sent.items()}
+    tensors = {name: tensor + sigma * drawn[name] for name, tensor in sent.items()}
+    return replace(observation, update=replace(observation.update, tensors=tensors))
+
+
+@pytest.mark.parametrize("name", ["lenet-sigmoid", "lenet-relu"])
+def test_lokis_released_gain_of_a_thousand_lifts_its_rows_out_of_noise(name: str) -> None:
+    """Noise of 1e-6 leaves 36 dB with it and 23 without on the sigmoid network, 67 and 47 on the other."""
+
+    def left_db(options: str) -> float:
+        federation = Federation(net(name), batch=8, clients=2)
+        attack = ATTACKS.build(f"loki:rescale=bin{options}")
+        found = attack.run(_noised(federation.provoke(attack), 1e-6)).images
+        return fmean(pairwise_psnr(federation.images, found).amax(1).tolist())
+
+    default = left_db("")
+    assert default == left_db(",gain=1000")
+    assert default > 30
+    assert default > left_db(",gain=1") + 10
 
 
 def body_gradient(observation: Observation, head: tuple[str, str]) -> Tensor:

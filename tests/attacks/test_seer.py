@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedseal.attacks.active.seer import fitting
-from fedseal.attacks.active.seer.attack import SeerAttack, summed_gradient
+from fedseal.attacks.active.seer.attack import TAU, SeerAttack, summed_gradient
 from fedseal.attacks.active.seer.batches import Auxiliary, Drawn
 from fedseal.attacks.active.seer.fitting import Trainee, combinations
 from fedseal.attacks.active.seer.plan import SeerPlan, preset
@@ -20,13 +20,14 @@ from fedseal.attacks.active.seer.signals import EntryReader, HeadReader, choose_
 from fedseal.audit.preparation import prepare
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
-from fedseal.audit.setup import build_setup
+from fedseal.audit.setup import aware_of, build_setup
 from fedseal.core.batch import IDENTITY, Batch, Normalisation
-from fedseal.core.defence import Defence
+from fedseal.core.defence import DEFENCES, Defence
 from fedseal.core.errors import CapabilityError, InputError, UsageError
 from fedseal.core.seeds import generator
 from fedseal.core.watcher import Severity, Task, Tick, Watcher
 from fedseal.data.registry import DATASETS
+from fedseal.defences.lids.construction import EPOCHS, Recipe
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.client import RoundConfig, client_round, set_mode
 from fedseal.models.registry import build_model
@@ -341,10 +342,40 @@ def test_a_refused_audit_succeeds_in_the_same_directory_once_the_attacker_is_pre
     assert {one.status for one in run_audit([asked], out).records} == {"ok"}
 
 
-def test_the_adaptive_attackers_autoencoder_is_trained_as_long_as_a_clients():
-    from inspect import signature
+OWN = "lids:samples=2,tau=12,augment=false,epochs=3"
 
-    from fedseal.attacks.active.seer.attack import SeerAttack
-    from fedseal.defences.lids.defence import Lids
 
-    assert signature(SeerAttack).parameters["epochs"].default == signature(Lids).parameters["epochs"].default
+@pytest.mark.parametrize("spec", [OWN, f"{OWN}+topk:ratio=0"])
+def test_an_aware_attacker_expects_the_groups_of_the_defence_it_knows(spec: str):
+    setup = build_setup(scenario())
+    naive = setup.granted(build_defence(spec), spec)
+    aware = aware_of(naive, build_defence(spec), spec)
+    assert SeerAttack().recipe(aware) == Recipe(2, 12.0, False, 3, 0)
+    assert SeerAttack().plan(aware).lids == 2
+    assert SeerAttack(lids=4, epochs=7).recipe(aware) == Recipe(4, 12.0, False, 7, 0)
+    assert SeerAttack(lids=1).plan(aware).lids == 1
+    assert SeerAttack().plan(naive).lids == 1
+    assert SeerAttack(lids=4).recipe(naive) == Recipe(4, 18.0, True, EPOCHS, 0)  # who only guesses that there is LIDS
+
+
+def test_what_a_guess_at_lids_takes_is_what_lids_takes_by_default():
+    defaults = DEFENCES.resolve("lids")
+    assert (defaults["tau"], defaults["augment"], defaults["epochs"]) == (TAU, True, EPOCHS)
+
+
+def test_an_audits_aware_attacker_sends_a_model_trained_on_such_groups():
+    asked = scenario(examples=16).model_copy(update={"defences": (OWN,), "public_fraction": 0.4, "readings": 0})
+    asked = asked.model_copy(update={"attacker": asked.attacker.model_copy(update={"aware": "both"})})
+    setup = build_setup(asked)
+    expected = {}
+    for aware in (False, True):
+        target = setup.observe(build_defence(OWN), 0, name=OWN, attack=SeerAttack(steps=2, train=True), aware=aware)
+        expected[aware] = target.observation.memory.attacker.plan.lids  # type: ignore[attr-defined]
+    assert expected == {False: 1, True: 2}
+
+
+def test_batches_that_are_not_made_of_the_clients_groups_are_refused_by_name():
+    setup = build_setup(scenario())
+    aware = aware_of(setup.granted(build_defence("none"), "none"), build_defence("lids:samples=3"), "lids:samples=3")
+    with pytest.raises(CapabilityError, match="feeds groups of 3"):
+        SeerAttack().plan(aware)

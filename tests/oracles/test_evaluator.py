@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors import safe_open
 
 from fedseal.core.seeds import generator
 from fedseal.data.dataset import ImageDataset
@@ -19,6 +26,9 @@ from fedseal.defences.refiner.evaluator import EvaluationNetwork
 from fedseal.defences.refiner.fitting import RATIOS, Measured, measure_evaluator, mix_with_noise
 from fedseal.defences.refiner.weights import shipped_evaluator
 from fedseal.metrics.image import psnr
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "src" / "fedseal" / "defences" / "weights" / "evaluator-small.safetensors"
 
 FIG_21_PSNR = (29.27, 23.08, 19.56, 17.13, 15.06, 13.52, 12.16, 10.93, 10.22)
 FIG_21_NETWORK = (0.079, 0.183, 0.284, 0.391, 0.497, 0.600, 0.717, 0.819, 0.919)
@@ -66,6 +76,59 @@ def test_noise_ratios_of_real_data_it_never_saw(spec: str, shared: Path):
 def test_two_unseen_sets_are_judged_within_three_hundredths(shared: Path):
     errors = [measure_evaluator(network(), real(spec, shared), images=300).error for spec in ("svhn", UNSEEN[1])]
     assert max(errors) < 0.03
+
+
+def _data_set(spec: str) -> str:
+    """Return which data set a spec is of, without its options: a file by its stem, parts of ImageNet by that name."""
+    name, _, options = spec.replace("?", ":", 1).partition(":")
+    if name in {"npz", "folder", "csv", "parquet"}:
+        name = Path(re.split("[,&]", options)[0].removeprefix("path=")).stem
+    elif name == "text":
+        name = f"text:{re.split('[,&:]', options)[0]}"
+    return "imagenet" if "imagenet" in name else name
+
+
+def _data_in(value: Any, *, named: bool = False) -> Iterator[str]:
+    """Yield the specs of all data that a YAML document names, wherever in it, one or several."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _data_in(part, named=key in {"data", "public"} or (named and not isinstance(part, dict | list)))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _data_in(part, named=named)
+    elif named and isinstance(value, str):
+        yield value
+
+
+def attacked() -> dict[str, list[str]]:
+    """Return the data sets of results, leaderboard, claims and presets, each with the files that name it."""
+    places = (ROOT / "docs" / "results", ROOT / "docs" / "leaderboard", ROOT / "src" / "fedseal")
+    found: dict[str, list[str]] = {}
+    for file in sorted(file for place in places for file in place.rglob("*.yaml")):
+        for spec in _data_in(yaml.safe_load(file.read_text(encoding="utf-8"))):
+            found.setdefault(_data_set(spec), []).append(file.name)
+    return found
+
+
+def shares(trained_on: str) -> set[str]:
+    """Return what the data in an evaluator's header has in common with what is attacked."""
+    return {_data_set(spec) for spec in trained_on.split(", ")} & attacked().keys()
+
+
+def test_no_result_claim_or_preset_attacks_what_the_shipped_network_was_trained_on():
+    with safe_open(SHIPPED, "pt") as file:
+        header = json.loads(file.metadata()["fedseal.evaluator"])
+    assert shares(header["data"]) == set()
+    assert {"cifar10", "mnist", "faces", "photos", "digits", "text:sst2", "census"} <= attacked().keys()
+    assert shares("npz:path=x.npz,split=train, cifar10:size=16, photos") == {"cifar10", "photos"}  # as in 0.1.0
+    assert _data_set("npz:path=/data/imagenet_sample_224.npz,size=64") == _data_set(header["data"].split(", ")[0])
+
+
+def test_the_model_card_describes_the_file_that_is_shipped():
+    card, content = (ROOT / "docs" / "evaluator.md").read_text(encoding="utf-8"), SHIPPED.read_bytes()
+    parameters = sum(parameter.numel() for parameter in network().parameters())
+    assert f"| size | {parameters:,} parameters, {len(content):,} bytes," in card
+    assert f"SHA-256 `{sha256(content).hexdigest()}`" in card
 
 
 def published(dataset: ImageDataset) -> tuple[list[float], list[float]]:

@@ -45,7 +45,7 @@ def test_the_schema_of_version_2(run: Run) -> None:
     assert (data["schema"], data["schema_version"]) == ("fedseal-report", 2)
     assert all(set(cell) == CELL for cell in data["cells"])
     assert set(data["verdict"]) == {"level", "state", "sentence", "rows"}
-    keys = {"scenario", "defence", "level", "state", "decided_by", "ideal", "proven", "worst", "control"}
+    keys = {"scenario", "defence", "level", "state", "decided_by", "ideal", "proven", "findings", "worst", "control"}
     assert all(set(row) == keys for row in data["verdict"]["rows"])
 
 

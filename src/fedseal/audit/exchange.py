@@ -21,7 +21,7 @@ from fedseal.core.observation import Observation
 from fedseal.core.seeds import generator
 from fedseal.federation.client import BNStatistics, RoundConfig, plain_update, set_mode
 from fedseal.federation.cohort import Answer, Cohort, Streams, held_by
-from fedseal.metrics.gradient import relative_distance
+from fedseal.metrics.gradient import cosine_similarity, relative_distance
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,13 @@ class Exchange:
         fed: what the models were fed in the last round; the originals before it.
         originals: the private images it came from.
         cost: of the first client's defence in the last round.
+        cosine: between what the first client uploaded then and its undefended upload; None where there is none.
     """
 
     def __init__(self, round: TargetRound, knowledge: Callable[[BNStatistics], Knowledge]) -> None:
         self.fed = self.originals = round.originals
         self.cost = CostReport()
+        self.cosine: float | None = None
         self._target = round
         self._knowledge = knowledge
         self._round = round.number
@@ -112,7 +114,8 @@ class Exchange:
         chosen = [answer.assignment.defence.origins() for answer in done.answers]
         if any(found is not None for found in chosen):
             self.originals = joined([found for found in chosen if found is not None])
-        self.cost = replace(done.cost(first), gradient_distance=self._distance(first, number))
+        distance, self.cosine = self._compared(first, number)
+        self.cost = replace(done.cost(first), gradient_distance=distance)
         knowledge = self._knowledge(first.bn_statistics)
         if self.originals is not target.originals and knowledge.labels is not None:
             places = torch.arange(len(knowledge.labels)) % len(
@@ -121,15 +124,20 @@ class Exchange:
             knowledge = replace(knowledge, labels=self.fed.labels[places])
         return Observation(sent[0], done.seen, knowledge)
 
-    def _distance(self, answer: Answer, number: int) -> float | None:
-        """Return how far the first client's upload is from an undefended one; None if the defence changes the names."""
+    def _compared(self, answer: Answer, number: int) -> tuple[float | None, float | None]:
+        """Return how far the first client's upload is from an undefended one, and the cosine between the two.
+
+        None of both if the defence changes the names.
+        """
         one = answer.assignment
         assert answer.update is not None
         raw = self._target.cohort.batches(one.index, number, next(one.model.parameters()), prepared=False)
         source = self._target.cohort.streams.round(one.index, number)
         plain = plain_update(one.model, raw, one.config, source, round_number=number, client=one.name).tensors
         sent = answer.update.tensors
-        return relative_distance(plain, sent) if plain.keys() == sent.keys() else None
+        if plain.keys() != sent.keys():
+            return None, None
+        return relative_distance(plain, sent), cosine_similarity(plain, sent)
 
 
 def target_cohort(

@@ -15,10 +15,9 @@ from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import file_content, identity_of
 from fedseal.core.sources import code_digest
 from fedseal.data.partition import PARTITIONERS
-from fedseal.data.places import cache_directory
 from fedseal.defences.pipeline import build_defence
 from fedseal.federation.loss import LOSSES, training_loss
-from fedseal.metrics.lpips_weights import weight_files
+from fedseal.metrics.lpips_choice import check_lpips, lpips_files
 from fedseal.metrics.registry import METRICS
 from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
 
@@ -69,6 +68,7 @@ def check_names(scenario: Scenario) -> None:
         PARTITIONERS.build(scenario.client.partition)
     for metric in scenario.metrics:
         METRICS.build(metric)
+    check_lpips(scenario.lpips)
     for attack in scenario.attacks:
         ATTACKS.build(attack)
     for defence in scenario.defences:
@@ -142,6 +142,7 @@ def _base_parts(setup: Setup) -> dict[str, Any]:
         "defences",
         "attacks",
         "metrics",
+        "lpips",
         "targets",
         "readings",
         "weight_seeds",
@@ -160,7 +161,7 @@ def _base_parts(setup: Setup) -> dict[str, Any]:
         **({} if dealt is None else {"partition": entry_part(PARTITIONERS, dealt)}),
         strangers=hash_tensors({"images": setup.strangers.inputs, "labels": setup.strangers.labels}),
         model=model_part(scenario.model, setup.model),
-        lpips=[file_content(path) for path in weight_files(cache_directory(), "alex")],
+        lpips=[file_content(path) for path in lpips_files(scenario.lpips)],
         machine=machine_part(next(setup.model.parameters()).device),
         code=code_digest(["fedseal.audit.trials"]),
     )

@@ -341,8 +341,10 @@ def _environment(setups: Sequence[Setup]) -> dict[str, str]:
         "device": next(setups[0].model.parameters()).device.type,
     }
     for setup in setups:
-        environment |= measures_of(setup.public.modality).describe()
         scenario = setup.scenario
+        measured = measures_of(setup.public.modality, scenario.lpips).describe()
+        whose = "" if scenario.lpips == "auto" else f"{scenario.name}: "
+        environment |= {f"{whose}{name}": words for name, words in measured.items()}
         environment[f"{scenario.name}: seed"] = str(scenario.seed)
         environment[f"{scenario.name}: data (SHA-256)"] = setup.data_hash
         which = f" of seed {scenario.weight_seed}" if scenario.weight_seeds else ""

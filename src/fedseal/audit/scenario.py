@@ -17,6 +17,7 @@ from fedseal.core.files import PathText
 from fedseal.core.knowledge import CROSS_ENTROPY, BNMode
 from fedseal.core.optimiser import Optimiser, OptimiserName
 from fedseal.core.ranges import Amount, Count, Seed
+from fedseal.metrics.lpips_choice import LpipsChoice
 
 
 class _Config(BaseModel):
@@ -205,6 +206,8 @@ class Scenario(_Config):
             nothing else is audited; `off` for no such row.
         stage: attack a round of a training rather than a first one; see `StageConfig`.
         metrics: specs of further metrics of the reconstructions, kept beside the usual ones.
+        lpips: which network measures perceptual distance and ranks by it: `auto` for AlexNet where its weights are,
+            `alex` or `vgg` if the audit is to be refused without, `off` for neither.
         readings: of the targets, how many have their uploads read by the ideal attacker under each defence.
         targets: independent batches attacked per cell.
         iterations: optimisation steps per start, or None for each attack's own.
@@ -228,12 +231,18 @@ class Scenario(_Config):
     attacks: Texts = Field(("auto",), min_length=1)
     control: str | None = None
     metrics: Texts = ()
+    lpips: LpipsChoice = "auto"
     targets: Count = 4
     readings: Amount = 2
     iterations: Count | None = None
     restarts: Count | None = None
     seed: Seed = 0
     weight_seeds: tuple[Seed, ...] = ()
+
+    @field_validator("lpips", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # what YAML makes of a bare off
 
     @model_validator(mode="after")
     def _weights_differ(self) -> Self:

@@ -50,6 +50,7 @@ class Target:
         defence: the first client's, as the round left it.
         config: how the clients train.
         clients: whose mean is seen.
+        cosine: between what the first client uploaded and its undefended upload; None where there is none.
     """
 
     originals: Batch
@@ -59,6 +60,7 @@ class Target:
     defence: Defence
     config: RoundConfig
     clients: int
+    cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class Setup:
         attack: Attack | None = None,
         seed: int = 0,
         draw: int = 0,
+        aware: bool = False,
     ) -> Target:
         """Run the round of one target's client, or clients, and return what the server sees of it.
 
@@ -184,15 +187,27 @@ class Setup:
             attack: whose server sends the model; one that is active alters it, and may ask for several rounds.
             seed: of what such an attack draws.
             draw: play the same images again with other randomness of the clients; only for first rounds.
+            aware: whether such an attack knows the defence when it sends its model.
         """
         model = model or self.wrapped_model(defence, name)
         played = self._round(defence, target, name, draw)
         about = partial(self._knowledge, played.shape, played.originals)
         exchange = Exchange(played, about)
-        observation = exchange([model]) if attack is None else attack.provoke(model, about({}), exchange, seed)
+        if attack is None:
+            observation = exchange([model])
+        else:
+            known = aware_of(about({}), build_defence(name), name) if aware else about({})
+            observation = attack.provoke(model, known, exchange, seed)
         own = played.cohort.defence(played.clients[0])
         return Target(
-            exchange.originals, exchange.fed, observation, exchange.cost, own, played.config, played.shape.clients
+            exchange.originals,
+            exchange.fed,
+            observation,
+            exchange.cost,
+            own,
+            played.config,
+            played.shape.clients,
+            exchange.cosine,
         )
 
     def fed_with_public(self, spec: str, images: int) -> Iterator[tuple[Batch, Batch]]:

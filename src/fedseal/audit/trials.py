@@ -71,7 +71,9 @@ class TrialRunner:
         check_rule(self._setup.scenario.attacker.labels, self._setup.scenario.loss)
         seeds = [derive_seed(self._setup.scenario.seed, "attack", trial.target) for trial in job.trials]
         targets = [
-            self._setup.observe(defence, trial.target, model=model, name=job.defence, attack=attack, seed=seed)
+            self._setup.observe(
+                defence, trial.target, model=model, name=job.defence, attack=attack, seed=seed, aware=job.aware
+            )
             for defence, trial, seed in zip(defences, job.trials, seeds, strict=True)
         ]
         observations = [
@@ -129,7 +131,7 @@ class TrialRunner:
             objective=reconstruction.objective,
             trace=reconstruction.trace,
             seconds=reconstruction.seconds,
-            cost=asdict(target.cost),
+            cost={**asdict(target.cost), "gradient_cosine": target.cosine},
             knowledge=ledger,
             notes=reconstruction.notes,
         )

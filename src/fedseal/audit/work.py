@@ -28,7 +28,10 @@ from fedseal.core.watcher import Report
 from fedseal.data.places import cache_directory
 from fedseal.engines.events import MakeWork, Work
 from fedseal.engines.parcels import Parcel
+from fedseal.metrics.lpips import NETS
+from fedseal.metrics.lpips_choice import lpips_files
 from fedseal.metrics.lpips_weights import weight_files
+from fedseal.metrics.registry import METRICS
 from fedseal.modalities.known import measures_of
 from fedseal.store.readings import ReadingRecord
 
@@ -119,7 +122,7 @@ def _runs(find: Callable[[int], Setup]) -> Work:
             if index not in readers or readers[index][0] is not setup:
                 readers[index] = setup, Reader(setup)
             return readers[index][1].run(job)
-        return TrialRunner(setup, measures(setup.public.modality)).run(job, report)
+        return TrialRunner(setup, measures(setup.public.modality, setup.scenario.lpips)).run(job, report)
 
     return work
 
@@ -127,7 +130,9 @@ def _runs(find: Callable[[int], Setup]) -> Work:
 def _cached_files(setup: Setup) -> Iterator[tuple[str, bytes]]:
     """Yield what trials read from the cache, by its place there."""
     home = cache_directory()
-    for path in (*weight_files(home, "alex"), *prepared_files(setup)):
+    nets = {METRICS.resolve(spec).get("net") for spec in setup.scenario.metrics}
+    further = [path for net in NETS if net in nets for path in weight_files(home, net)]
+    for path in dict.fromkeys((*lpips_files(setup.scenario.lpips), *further, *prepared_files(setup))):
         if path.is_relative_to(home):
             yield str(path.relative_to(home)), path.read_bytes()
 

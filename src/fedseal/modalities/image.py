@@ -16,12 +16,15 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.metrics.baselines import chance_baselines
 from fedseal.metrics.image import psnr
 from fedseal.metrics.lpips import Lpips, load_lpips, why_no_lpips
+from fedseal.metrics.lpips_choice import LpipsChoice, check_lpips, lpips_net
+from fedseal.metrics.lpips_weights import Net
 from fedseal.metrics.matching import belonging, pairwise_psnr
 from fedseal.metrics.registry import measure
 from fedseal.metrics.score import score
 from fedseal.metrics.singling import line_up
 from fedseal.modalities.measures import Case, Measured, Measures
 
+_NETWORKS: dict[Net, str] = {"alex": "AlexNet v0.1", "vgg": "VGG16 v0.1"}
 PICTURED = 8
 """Images of a target whose line-ups are kept as pictures."""
 
@@ -32,19 +35,24 @@ class ImageMeasures(Measures):
 
     Attributes:
         lpips: the perceptual metric, or None where its weights are absent.
+        choice: that a scenario made of its network.
     """
 
     lpips: Lpips | None = None
+    choice: LpipsChoice = "auto"
     _baselines: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def load(cls) -> ImageMeasures:
-        """Return the measures this machine has weights for."""
-        return cls(load_lpips())
+    def load(cls, choice: LpipsChoice = "auto") -> ImageMeasures:
+        """Return the measures this machine has weights for; without those of a network that was chosen, refuse."""
+        check_lpips(choice)
+        return cls(None if choice == "off" else load_lpips(net=lpips_net(choice)), choice)
 
     def describe(self) -> dict[str, str]:
         """Say which perceptual metric is used, or why none is."""
-        return {"LPIPS": why_no_lpips() or "AlexNet v0.1"}
+        if self.choice == "off":
+            return {"LPIPS": "not reported: the scenario says off"}
+        return {"LPIPS": why_no_lpips(net=lpips_net(self.choice)) or _NETWORKS[lpips_net(self.choice)]}
 
     def progress(self, originals: Sequence[Batch], guesses: Tensor) -> dict[str, float]:
         """Return the mean PSNR of the images as they stand; of the closest, where more are guessed than there are."""

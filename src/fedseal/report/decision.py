@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fedseal.audit.cells import Cell, Row, best_picked, best_read
 from fedseal.audit.levels import STATE_WORDS, RiskLevel, State
+from fedseal.audit.nearness import row_findings
 from fedseal.audit.run import Run
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.verdict import Verdict
@@ -264,6 +265,8 @@ def _certainty(run: Run, verdict: Verdict, exposures: Sequence[Exposure]) -> lis
         row.state is State.LOW for row in verdict.judged
     ):
         said.append("Other attacks may find more than those that were tried, never less.")
+    rows = [row for row in verdict.judged if not run.is_control(row)]
+    said.extend(dict.fromkeys(found.text for row in rows for found in row_findings(row)))
     problems = [f.topic for found in run.findings.values() for f in found if f.severity == "problem"]
     if problems:
         said.append(f"The set-up has problems that may mislead, see the findings of the doctor: {', '.join(problems)}.")

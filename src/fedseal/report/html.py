@@ -16,6 +16,7 @@ from fedseal._version import VERSION
 from fedseal.audit.cells import Row, row_severity
 from fedseal.audit.comparison import Comparison
 from fedseal.audit.levels import STATE_WORDS, State
+from fedseal.audit.nearness import row_findings
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import DECIDER_WORDS, picked_words
 from fedseal.audit.verdict import Verdict
@@ -192,6 +193,7 @@ def template_environment(scale: str = PSNR.name) -> Environment:
             "plural": words.plural,
             "recognisable": partial(words.recognisable, scale=measured),
             "risk": words.risk,
+            "row_findings": row_findings,
             "significant": words.significant,
             "size": words.size,
             "shell_words": words.shell_words,

@@ -15,6 +15,7 @@ from fedseal._version import VERSION
 from fedseal.audit.cells import Cell, Ideal, Row, Standing
 from fedseal.audit.comparison import Comparison, RowChange
 from fedseal.audit.evidence import Victims
+from fedseal.audit.nearness import row_findings
 from fedseal.audit.run import Run
 from fedseal.audit.why import reasons
 from fedseal.metrics.intervals import Interval
@@ -117,6 +118,7 @@ def _row(run: Run, row: Row) -> dict[str, Any]:
         "decided_by": None if worst is None else worst.decided,
         "ideal": _ideal(row.ideal),
         "proven": None if row.proven is None else asdict(row.proven),
+        "findings": [found.model_dump(mode="json") for found in row_findings(row)],
         "worst": None if worst is None else {"attack": worst.attack, "aware": worst.aware},
     }
 

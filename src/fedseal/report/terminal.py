@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedseal.audit.cells import Cell, Row, Standing
 from fedseal.audit.levels import RiskLevel, State
+from fedseal.audit.nearness import row_findings
 from fedseal.audit.run import Run
 from fedseal.audit.sentences import picked_words
 from fedseal.audit.why import reasons
@@ -95,6 +96,7 @@ def _remarks(matrix: Matrix) -> list[Text]:
         remarks.append(Text(said))
     for row in matrix.rows:
         remarks.extend(_readings(row))
+        remarks.extend(Text(printable(f"{one.text} {one.advice}"), style="yellow") for one in row_findings(row))
     for square in matrix.squares:
         for record in square.refusals:
             remarks.append(_remark(square, f"not applicable: {record.message}"))

@@ -38,7 +38,8 @@ class TrialRecord(BaseModel):
         objective: the attacker's own objective at the end.
         trace: the objective over iterations.
         seconds: time of the attack.
-        cost: the defence's cost report as plain data.
+        cost: the defence's cost report as plain data, with the cosine between the sent and the true update
+            (`gradient_cosine`; not in records of 0.1).
         knowledge: the ledger of what the attacker was given, in words.
         artefact: file with `originals` and `reconstructions`, relative to the run's directory.
         notes: what the attack wants said.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ from fedseal.attacks.labels import inferred_or_none
 from fedseal.attacks.reading import estimated_gradient, image_count
 from fedseal.core.attack import ATTACKS, Ask
 from fedseal.core.batch import Batch
-from fedseal.core.errors import CapabilityError
+from fedseal.core.defence import AttackerView
+from fedseal.core.errors import CapabilityError, UsageError
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation
 from fedseal.core.reconstruction import Reconstruction
@@ -41,6 +42,9 @@ from fedseal.core.tensors import Tensors
 from fedseal.core.trainable import Trainable
 from fedseal.defences.lids.construction import EPOCHS, Recipe, Synthesis, construct
 from fedseal.preparation import library
+
+TAU = 18.0
+"""PSNR in dB that LIDS asks of synthetic images by default: taken by who expects its groups without knowing them."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,9 @@ class SeerAttack(ReadingAttack):
         mode: `max` for one client, `thresh` for an aggregate.
         preset: of the training.
         steps: of the training; 0 for the preset's.
-        lids: size of LIDS's mini-groups for an attacker trained on such batches; 1 for one that is not.
-        epochs: of that attacker's own autoencoder; as many as a client's by default.
+        lids: size of LIDS's mini-groups for an attacker trained on such batches, 1 for one that is not; 0 takes that of
+            the clients', where their defence is known, with their tau and augmentation.
+        epochs: of that attacker's own autoencoder; 0 takes those of the clients' as well, else LIDS's own.
         train: whether to train an attacker that is not in the cache, instead of refusing.
         seed: of the training.
     """
@@ -81,24 +86,36 @@ class SeerAttack(ReadingAttack):
         mode: Mode = "max",
         preset: Preset = "cpu",
         steps: int = 0,
-        lids: int = 1,
-        epochs: int = EPOCHS,
+        lids: int = 0,
+        epochs: int = 0,
         train: bool = False,
         seed: int = 0,
     ) -> None:
-        self._changes: dict[str, Any] = {"property": property, "mode": mode, "lids": lids, "seed": seed}
+        if lids < 0 or epochs < 0:
+            raise UsageError(f"seer needs lids >= 0 and epochs >= 0, got {lids} and {epochs}.")
+        self._changes: dict[str, Any] = {"property": property, "mode": mode, "seed": seed}
         if steps:
             self._changes["steps"] = steps
         self._preset: Preset = preset
-        self._epochs = epochs
+        self._lids, self._epochs, self._seed = lids, epochs, seed
         self._train = train
         if mode == "thresh" or lids > 1:  # a wrong combination is refused before anything runs
             self.plan(Knowledge((3, 32, 32), 10, batch_size=max(2, lids), clients=1))
 
     def plan(self, knowledge: Knowledge) -> SeerPlan:
         """Return the plan of the attacker these clients need."""
-        size, clients = knowledge.batch_size or 1, knowledge.clients or 1
-        return preset(self._preset, **{**self._changes, "batch_size": size, "clients": clients})
+        size, clients, groups = knowledge.batch_size or 1, knowledge.clients or 1, self.recipe(knowledge).samples
+        if not self._lids and size % groups:
+            raise CapabilityError(
+                f"the clients' LIDS feeds groups of {groups}, of which batches of {size} are not made.",
+                hint=f"Choose a batch size that is a multiple of {groups}, or `seer:lids=1` for ordinary batches.",
+            )
+        return preset(self._preset, **{**self._changes, "lids": groups, "batch_size": size, "clients": clients})
+
+    def recipe(self, knowledge: Knowledge) -> Recipe:
+        """Return how the attacker expects mini-groups to be made; of one image, where it expects none."""
+        known = known_recipe(knowledge.defence, self._seed)
+        return replace(known, samples=self._lids or known.samples, epochs=self._epochs or known.epochs)
 
     def trainee(self, model: nn.Module, knowledge: Knowledge) -> Trainee:
         """Return what an attacker of these clients is trained on."""
@@ -114,7 +131,7 @@ class SeerAttack(ReadingAttack):
         assert public is not None
         data = Batch(public.images.float(), public.labels)
         plan = self.plan(knowledge)
-        groups = construct(data, self._recipe(plan), library()).groups if plan.lids > 1 else None
+        groups = construct(data, self.recipe(knowledge), library()).groups if plan.lids > 1 else None
         single = model if next(model.parameters()).dtype == torch.float32 else copy.deepcopy(model).float()
         return Trainee(single, data, knowledge.num_classes, normalisation_of(knowledge), plan, groups)
 
@@ -123,11 +140,8 @@ class SeerAttack(ReadingAttack):
         plan = self.plan(knowledge)
         if plan.lids > 1 and knowledge.auxiliary is not None:
             public = knowledge.auxiliary
-            yield Synthesis(Batch(public.images.float(), public.labels), self._recipe(plan), library())
+            yield Synthesis(Batch(public.images.float(), public.labels), self.recipe(knowledge), library())
         yield self.trainee(model, knowledge)
-
-    def _recipe(self, plan: SeerPlan) -> Recipe:
-        return Recipe(plan.lids, 18.0, True, self._epochs, plan.seed)
 
     def provoke(self, model: nn.Module, knowledge: Knowledge, ask: Ask, seed: int) -> Observation:
         """Send the model that was trained with the decoder."""
@@ -157,6 +171,22 @@ class SeerAttack(ReadingAttack):
             seconds=time.perf_counter() - started,
             notes=(*guess.notes, "one image was decoded; the rest is a guess without the update"),
         )
+
+
+def known_recipe(view: AttackerView | None, seed: int) -> Recipe:
+    """Return LIDS's recipe as an attacker knows it of the clients' defence; of one image, where that has no LIDS.
+
+    Args:
+        view: of the defence, or of a pipeline with it; None for who does not know it.
+        seed: of the attacker's own construction: the clients' is theirs.
+    """
+    parameters = {} if view is None else view.parameters
+    said = {key.removeprefix("lids."): value for key, value in parameters.items() if key.startswith("lids.")}
+    if view is not None and view.name == "lids":
+        said = dict(parameters)
+    return Recipe(
+        said.get("samples", 1), said.get("tau", TAU), said.get("augment", True), said.get("epochs", EPOCHS), seed
+    )
 
 
 def summed_gradient(observation: Observation) -> Tensors:
