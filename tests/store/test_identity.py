@@ -233,6 +233,9 @@ def test_a_changed_default_runs_that_attack_again_and_no_other(tmp_path: Path, a
     with (package / "attacks" / "matching" / "engine.py").open("a") as file:
         file.write("\n_TURN = 1\n")
     assert audit() == {"ig on none", "ig on topk", "idlg on none", "idlg on topk"}
+    with (package / "metrics" / "score.py").open("a") as file:  # how everything is scored
+        file.write("\n_TURN = 1\n")
+    assert audit() == everything
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from fedseal.core.attack import Attack, Budget, Listener
 from fedseal.core.observation import Observation
@@ -14,6 +15,8 @@ from fedseal.core.reconstruction import Reconstruction
 
 class PreparedAttack(Attack):
     """Prepares once for a model, a defence and public images, and answers all targets by it; subclasses say how."""
+
+    prepares: ClassVar[bool] = True
 
     def run_many(
         self,

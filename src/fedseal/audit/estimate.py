@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fedseal.attacks.prepared import PreparedAttack
 from fedseal.audit.plan import Job
 from fedseal.audit.readings import EXACT_UNKNOWNS, ReadingJob
 from fedseal.audit.setup import Setup
@@ -170,7 +169,7 @@ def _prepared_seconds(setup: Setup, jobs: Sequence[Job], gradient: float) -> flo
 
 def _is_prepared(attack: str) -> bool:
     try:
-        return isinstance(ATTACKS.build(attack), PreparedAttack)
+        return ATTACKS.build(attack).prepares
     except FedsealError:
         return False
 

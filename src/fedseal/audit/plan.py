@@ -19,6 +19,7 @@ from fedseal.defences.pipeline import build_defence
 from fedseal.federation.loss import LOSSES, training_loss
 from fedseal.metrics.lpips_choice import check_lpips, lpips_files
 from fedseal.metrics.registry import METRICS
+from fedseal.modalities.known import measuring_module
 from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
 
 GROUP = 16
@@ -163,7 +164,7 @@ def _base_parts(setup: Setup) -> dict[str, Any]:
         model=model_part(scenario.model, setup.model),
         lpips=[file_content(path) for path in lpips_files(scenario.lpips)],
         machine=machine_part(next(setup.model.parameters()).device),
-        code=code_digest(["fedseal.audit.trials"]),
+        code=code_digest(["fedseal.audit.trials", measuring_module(setup.private.modality)]),
     )
 
 

@@ -87,6 +87,9 @@ class Attack(Declared, ABC):
     takes: ClassVar[tuple[str, ...]] = (IMAGE,)
     """The kinds of data it can rebuild."""
 
+    prepares: ClassVar[bool] = False
+    """Whether it learns on public images first, once for all targets."""
+
     @property
     def needs(self) -> frozenset[str]:
         """The capabilities that must be granted."""

@@ -10,13 +10,25 @@ from fedseal.modalities.measures import Measures
 from fedseal.modalities.table import TableMeasures
 from fedseal.modalities.text import TextMeasures
 
+_MEASURES: dict[str, type[ImageMeasures | TableMeasures | TextMeasures]] = {
+    IMAGE: ImageMeasures,
+    TABLE: TableMeasures,
+    TEXT: TextMeasures,
+}
+
 
 def measures_of(modality: str, lpips: LpipsChoice = "auto") -> Measures:
     """Return how a modality is measured, images by the network of LPIPS that was chosen."""
-    if modality == IMAGE:
-        return ImageMeasures.load(lpips)
-    if modality == TABLE:
-        return TableMeasures()
-    if modality == TEXT:
-        return TextMeasures()
-    raise UsageError(f"nothing is known of how inputs of the kind {modality!r} are measured.")
+    found = _known(modality)
+    return found.load(lpips) if issubclass(found, ImageMeasures) else found()
+
+
+def measuring_module(modality: str) -> str:
+    """Return where it is written how a modality is measured."""
+    return _known(modality).__module__
+
+
+def _known(modality: str) -> type[ImageMeasures | TableMeasures | TextMeasures]:
+    if modality not in _MEASURES:
+        raise UsageError(f"nothing is known of how inputs of the kind {modality!r} are measured.")
+    return _MEASURES[modality]
