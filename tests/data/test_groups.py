@@ -296,3 +296,49 @@ def test_an_archive_says_whose_images_are(tmp_path: Path) -> None:
 def test_one_group_for_all_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="more and smaller groups"):
         split_public(data_of([3] * 10), 0.3, 0)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("client", [{}, {"partition": "dirichlet:alpha=0.5", "population": 5}], ids=["random", "dealt"])
+def test_lesions_of_ham10000_stay_on_one_side(shared: Path, client: dict[str, Any]) -> None:
+    path = shared / "data" / "ham10000_64.npz"
+    archive = np.load(path)
+    lesion = {image.tobytes(): whose for image, whose in zip(archive["images"], archive["lesion_id"], strict=True)}
+    assert len(set(lesion.values())) < len(lesion) == 927  # some lesions have several pictures
+
+    def lesions(pictures: torch.Tensor) -> set[str]:
+        bytes_ = pictures.mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        return {lesion[image.contiguous().numpy().tobytes()] for image in bytes_}
+
+    asked = {"model": "lenet", "client": {"batch_size": 4, **client}, "targets": 8}
+    sides = []
+    for spec in (f"npz:{path}?group=lesion_id", f"npz:{path}"):
+        setup = build_setup(Scenario.model_validate({**asked, "data": spec}))
+        targets = [setup.observe(build_defence("none"), number, name="none").originals for number in range(8)]
+        attacked, strangers = lesions(joined(targets).images), lesions(setup.strangers.images)
+        private, public = lesions(setup.private.batch().images), lesions(setup.public.images)
+        sides.append(len(private & public) + len(attacked & strangers) + len(strangers & public))
+        assert len(public) > 200
+        assert len(strangers) > 20
+    grouped, plain = sides
+    assert grouped == 0
+    assert plain > 30  # which is what the option prevents
+
+
+@pytest.mark.shared
+def test_a_training_on_ham10000_is_tested_on_other_lesions(shared: Path, tmp_path: Path) -> None:
+    archive = np.load(shared / "data" / "ham10000_64.npz")
+    order = np.random.default_rng(0).permutation(927)
+    for name, places in (("train", order[:700]), ("test", order[700:])):  # image by image, as published splits are
+        arrays = {key: archive[key][places] for key in ("images", "labels", "lesion_id")}
+        np.savez(tmp_path / f"{name}.npz", class_names=archive["class_names"], **arrays)
+    data, test = (f"npz:{tmp_path}/{name}.npz?group=lesion_id" for name in ("train", "test"))
+    federation = build_federation(training_on(tmp_path, data=data, test=test), 0)
+    trained = set(archive["lesion_id"][order[:700]].tolist())
+    left = [place for place in order[700:] if archive["lesion_id"][place] not in trained]
+    assert 0 < len(left) < 227
+    expected = torch.from_numpy(archive["images"][left]).permute(0, 3, 1, 2).float()
+    assert torch.equal(federation.test.images.mul(255).round(), expected)
+    assert federation.train.notes == (
+        f"{227 - len(left)} of 227 test samples belong to groups of the training data and are left out",
+    )
