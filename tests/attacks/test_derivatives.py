@@ -14,6 +14,7 @@ from fedseal.attacks.matching.differences import _Passes
 from fedseal.attacks.matching.engine import MatchingAttack
 from fedseal.attacks.matching.problem import Lanes, MatchingProblem
 from fedseal.core.attack import ATTACKS
+from fedseal.core.errors import CapabilityError
 from fedseal.core.observation import Observation
 from fedseal.core.threads import one_thread
 from fedseal.federation.client import RoundConfig
@@ -232,10 +233,28 @@ def test_auto_takes_the_exact_way_where_it_must(observe: Callable) -> None:
     assert isinstance(choose_derivatives(*_auto(prepared("ig", odd))), Exact)
 
 
-def _auto(parts: tuple[MatchingProblem, torch.Tensor, Lanes]) -> tuple:
+def test_a_model_that_no_way_serves_is_refused_with_the_reason(observe: Callable) -> None:
+    class Rough(nn.Module):
+        """A gate that PyTorch cannot differentiate twice, on waves that are shorter than any step."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(256, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.hardsigmoid((1e6 * self.fc(x.flatten(1))).sin())
+
+    seen, _ = observe(Rough())
+    with pytest.raises(CapabilityError, match="hardsigmoid_backward is not implemented, and its finite differences"):
+        choose_derivatives(*_auto(prepared("ig", seen)))
+    with pytest.raises(CapabilityError, match=r"hardsigmoid_backward is not implemented\. Use second_order="):
+        choose_derivatives(*_auto(prepared("ig:second_order=exact", seen), "exact"))
+
+
+def _auto(parts: tuple[MatchingProblem, torch.Tensor, Lanes], mode: str = "auto") -> tuple:
     problem, z, lanes = parts
     twice = torch.zeros(2, dtype=torch.long)
-    return problem, "auto", z[twice], lanes.pick(twice)
+    return problem, mode, z[twice], lanes.pick(twice)
 
 
 def test_multiply_adds_of_a_known_network() -> None:

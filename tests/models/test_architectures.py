@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,9 @@ from torch import nn
 from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario, load_scenario
 from fedseal.audit.setup import build_setup
+from fedseal.core.batch import Normalisation
 from fedseal.core.errors import InputError, UsageError
+from fedseal.data.registry import DATASETS
 from fedseal.models.registry import build_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "audits"
@@ -72,6 +78,83 @@ def test_weights_with_others_names_and_without_counters_load(tmp_path: Path) -> 
     save_file(foreign, tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match=r"fc\.bias"):
         build(f"resnet20:checkpoint={tmp_path / 'weights.safetensors'}")
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "published"), [("resnet20", 91.7), pytest.param("resnet56", 93.4, marks=pytest.mark.slow)]
+)
+def test_published_weights_for_cifar_keep_their_accuracy(name: str, published: float, shared: Path) -> None:
+    path = shared / "weights" / f"{name}_cifar10.safetensors"
+    model = build(f"{name}:checkpoint={path}").eval()
+    drawn = build(name).eval()
+    test = DATASETS.build("cifar10:split=test", data_root=shared / "data")
+    batch = test.batch(torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:500])
+    seen = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))(batch.images)  # ImageNet's, say the authors
+    with torch.no_grad():
+        right, guessed = (100 * float((net(seen).argmax(1) == batch.labels).float().mean()) for net in (model, drawn))
+    assert right == pytest.approx(published, abs=2.5)  # two standard deviations of 500 images
+    assert guessed < 25  # without the weights
+
+
+@pytest.mark.shared
+def test_published_weights_are_audited(shared: Path, tmp_path: Path) -> None:
+    path = shared / "weights" / "resnet20_cifar10.safetensors"
+    values = {"data": "cifar10", "model": f"resnet20:checkpoint={path}", "attacks": "ig:iterations=2", "targets": 1}
+    scenario = Scenario.model_validate(values | {"readings": 0, "client": {"normalise": True}})
+    run = run_audit([scenario], tmp_path, data_root=shared / "data")
+    assert [record.status for record in run.records] == ["ok"], run.records[0].message
+    with pytest.raises(InputError, match=r"resnet20_cifar10\.safetensors: tensor .* is missing"):
+        build(f"resnet56:checkpoint={path}")
+
+
+@pytest.fixture
+def timm(shared: Path, script: Callable[[Path], ModuleType]) -> None:
+    """Makes timm importable beside a torchvision that was built for CUDA; skips where one of the two is missing."""
+    if find_spec("timm") is None:
+        pytest.skip("timm is not installed: pip install --no-deps timm torchvision")
+    if script(shared / "snippets" / "torchvision_cpu_shim.py").ensure() == "absent":
+        pytest.skip("timm needs torchvision, which is not installed")
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_050", "convnext_atto"])
+def test_a_model_of_timm_is_audited_by_its_name(name: str, tmp_path: Path) -> None:
+    values = {
+        "data": "faces:size=32",  # grey, two classes
+        "model": f"timm:{name}",
+        "attacks": "ig:iterations=2",
+        "targets": 1,
+        "client": {"batch_size": 2, "bn_mode": "train-nostats"},
+        "readings": 0,
+    }
+    scenario = Scenario.model_validate(values)
+    model = build_setup(scenario).model
+    assert type(model).__module__.startswith("timm.")
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 2)
+    run = run_audit([scenario], tmp_path)
+    assert [record.status for record in run.records] == ["ok"], run.records[0].message
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+@pytest.mark.usefixtures("timm")
+def test_a_model_that_timm_has_not_is_answered_with_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"timm has no model 'resnet118'.*resnet18"):
+        build("timm:resnet118")
+    save_file(build("timm:resnet18", (3, 32, 32)).state_dict(), tmp_path / "own.safetensors")
+    loaded = build_model(
+        f"timm:resnet18?checkpoint={tmp_path}/own.safetensors", input_shape=(3, 32, 32), num_classes=10, seed=7
+    )
+    assert torch.equal(loaded.state_dict()["conv1.weight"], build("timm:resnet18").state_dict()["conv1.weight"])
+
+
+def test_timm_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # as where it is not installed
+    with pytest.raises(UsageError, match=r"timm:resnet18 needs timm.*Install timm and torchvision"):
+        build("timm:resnet18")
 
 
 SMALL_HF = {

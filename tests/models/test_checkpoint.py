@@ -38,6 +38,13 @@ def test_a_checkpoint_brings_back_weights_and_statistics(tmp_path: Path):
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+def test_a_checkpoint_may_lie_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(convnet(seed=1), tmp_path / "weights.safetensors")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loaded = convnet("convnet:width=2,checkpoint=~/weights.safetensors", seed=2)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in convnet(seed=1).state_dict().items())
+
+
 def refused(path: Path) -> str:
     model = convnet()
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedseal.audit.runner import run_audit
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup
 from fedseal.core.attack import ATTACKS, Budget
@@ -168,6 +169,64 @@ def test_a_softmax_inside_is_noticed() -> None:
     assert "softmax inside" not in {finding.topic for finding in sound}
 
 
+class Grouped(nn.Module):
+    """Two convolutions with group normalisation, as trained under differential privacy."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, bias=False),
+            nn.GroupNorm(4, 8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False),
+            nn.GroupNorm(1, 16),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(256, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x).flatten(1))
+        return logits
+
+
+class Layered(nn.Module):
+    """Patches of four pixels each, mixed in blocks with layer normalisation and a residual, then averaged."""
+
+    def __init__(self, num_classes: int = 10, width: int = 32) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 2, stride=2)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.mix, self.channels = nn.Linear(16, 16), nn.Linear(width, width)
+        self.last, self.head = nn.LayerNorm([16, width]), nn.Linear(16 * width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)  # [B, 16, width]
+        tokens = tokens + self.mix(self.norms[0](tokens).transpose(1, 2)).transpose(1, 2)
+        tokens = tokens + nn.functional.gelu(self.channels(self.norms[1](tokens)))
+        logits: Tensor = self.head(self.last(tokens).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("model", ["Grouped", "Layered"])
+def test_matching_descends_on_networks_that_normalise_groups_or_layers(model: str) -> None:
+    scenario = Scenario(data="digits:size=8", model=named(model), targets=1)
+    target = build_setup(scenario).observe(Defence(), 0)
+    for attack, most in (("ig", 0.2), ("dlg", 0.01)):
+        first, last = (ATTACKS.build(attack).run(target.observation, Budget(iterations=n), 0) for n in (1, 60))
+        assert last.objective < most * first.objective
+        if attack == "ig":
+            assert float((last.images - target.originals.images).square().mean()) < 0.1
+
+
+@pytest.mark.parametrize("model", ["Grouped", "Layered"])
+def test_networks_that_normalise_groups_or_layers_are_audited(model: str, tmp_path: Path) -> None:
+    values = {"data": "digits:size=8", "model": named(model), "attacks": "ig:iterations=3", "targets": 1}
+    defences = ["topk:ratio=0.5"]
+    run = run_audit([Scenario.model_validate(values | {"defences": defences, "client": {"batch_size": 2}})], tmp_path)
+    assert {record.status for record in run.records} == {"ok"}, [record.message for record in run.records]
+    assert {reading.defence for reading in run.readings} == {"none", *defences}
+
+
 def residual(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -185,7 +244,7 @@ def attention(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
 
 @pytest.mark.parametrize("model", ["residual", "attention"])
 def test_hugging_face_classifiers_are_attacked_as_they_are(model: str) -> None:
-    pytest.importorskip("transformers", reason="the extra `text` brings transformers")
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     scenario = Scenario(
         data="faces:size=16",
         model=named(model),

@@ -234,7 +234,8 @@ def test_what_clients_defences_say_is_reported_with_who_says_it(tmp_path: Path) 
     )
     _, lids, plain = done.utilities
     assert sum("of the synthetic images reach tau = 18 dB" in remark for remark in lids.remarks) >= 1
-    assert all(remark.startswith("client-") for remark in lids.remarks if "built once in" in remark)
+    built = [remark for remark in lids.remarks if "built once in" in remark]  # in seconds, alike for all or not
+    assert len(built) == 1 or all(remark.startswith("client-") for remark in built)
     assert plain.remarks == ()
     text = render_utility(done)
     assert "What the clients' defences say (seed 0)" in text

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from fedseal.attacks.labels import LABEL_RULES, is_rule, label_rule
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup
 from fedseal.core.attack import ATTACKS
+from fedseal.core.defence import DEFENCES
 from fedseal.core.hashing import hash_tensors
 from fedseal.core.identity import file_content, identity_of
 from fedseal.core.sources import code_digest
 from fedseal.data.partition import PARTITIONERS
-from fedseal.defences.pipeline import build_defence
+from fedseal.defences.pipeline import build_defence, split_pipeline
 from fedseal.federation.loss import LOSSES, training_loss
 from fedseal.metrics.lpips_choice import check_lpips, lpips_files
 from fedseal.metrics.registry import METRICS
 from fedseal.modalities.known import measuring_module
+from fedseal.models.registry import MODELS
 from fedseal.store.identity import data_part, defence_part, entry_part, machine_part, model_part
 
 GROUP = 16
@@ -120,12 +123,38 @@ def identity_parts(setup: Setup) -> dict[str, str]:
     return {name: identity_of(part=part) for name, part in parts.items()}
 
 
+def code_part() -> str:
+    """Return the part of `identity_parts` that needs no set-up: fedseal's own code."""
+    return identity_of(part=_code())
+
+
+def _code() -> str:
+    return code_digest(["fedseal.audit.trials"])
+
+
+def named_files(setup: Setup) -> tuple[Path, ...]:
+    """Return the files that specs of a scenario name, and those of trainings that are attacked."""
+    scenario = setup.scenario
+    options = [MODELS.resolve(scenario.model), *(METRICS.resolve(spec) for spec in scenario.metrics)]
+    options += [ATTACKS.resolve(spec) for spec in scenario.attacks]
+    options += [DEFENCES.resolve(part) for spec in scenario.with_control for part in split_pipeline(spec)]
+    if scenario.client.partition is not None:
+        options.append(PARTITIONERS.resolve(scenario.client.partition))
+    found = [value for one in options for value in one.values() if isinstance(value, Path)]
+    if setup.staging is not None and setup.staging.ground.trained is not None:
+        found += map(setup.staging.ground.trained, _unique(scenario.with_control))
+    return tuple(dict.fromkeys(path for path in found if path.expanduser().is_file()))
+
+
+CODE = "the code of fedseal"
+"""The name of that part."""
 _PART_WORDS = {
-    "code": "the code of fedseal",
+    "code": CODE,
     "machine": "PyTorch or the kind of device",
     "lpips": "the weights of LPIPS",
     "model": "the model or its code",
     "metrics": "further metrics",
+    "measures": "how it is measured",
     "labels": "the label rule",
 }
 
@@ -164,7 +193,8 @@ def _base_parts(setup: Setup) -> dict[str, Any]:
         model=model_part(scenario.model, setup.model),
         lpips=[file_content(path) for path in lpips_files(scenario.lpips)],
         machine=machine_part(next(setup.model.parameters()).device),
-        code=code_digest(["fedseal.audit.trials", measuring_module(setup.private.modality)]),
+        measures=code_digest([measuring_module(setup.private.modality)]),
+        code=_code(),
     )
 
 

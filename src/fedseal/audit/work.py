@@ -2,13 +2,13 @@
 
 Processes of one machine build set-ups themselves. Other machines are sent them (`engines.parcels`): data, weights and
 trained stages as they are, and what lies in the cache (LPIPS weights, prepared attackers) where theirs lacks it. Before
-anything runs there, the machine names the trials by its own code, packages and files: if it comes to other names than
-those that were planned, it would run something else, and is refused with what differs.
+anything is opened there, the machine compares its code; before anything runs, it names the trials by its own code,
+packages and files. If it comes to other names than those that were planned, it would run something else, and is refused
+with what differs.
 """
 
 from __future__ import annotations
 
-import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
-from fedseal.audit.plan import Job, identity_parts
+from fedseal.audit.plan import CODE, Job, code_part, identity_parts, named_files
 from fedseal.audit.preparation import prepared_files
 from fedseal.audit.readings import Reader, ReadingJob
 from fedseal.audit.scenario import Scenario
@@ -50,8 +50,13 @@ def work_here(
 
 def work_anywhere(setups: Sequence[Setup]) -> MakeWork:
     """Return what builds the work on any machine."""
-    sent = tuple(Parcel(_Sent(setup, identity_parts(setup), dict(_cached_files(setup)))) for setup in setups)
-    return partial(_opened, sent)
+    files = cache(lambda path: Parcel(path.read_bytes()))  # set-ups share what lies in the cache
+    return partial(_opened, tuple(Parcel(_sent(setup, files)) for setup in setups))
+
+
+def _sent(setup: Setup, read: Callable[[Path], Parcel[bytes]]) -> _Sent:
+    cached = {name: read(path) for name, path in _cached_files(setup)}
+    return _Sent(Parcel(setup), identity_parts(setup), named_files(setup), cached)
 
 
 def _built(
@@ -76,26 +81,45 @@ def _built(
 
 @dataclass(frozen=True)
 class _Sent:
-    """A set-up on its way: with what determines its trials, part by part, and files of the sender's cache."""
+    """A set-up on its way.
 
-    setup: Setup
+    Attributes:
+        setup: opened only where the code is the sender's, which alone knows what is in it.
+        parts: what determines its trials, as hashes.
+        named: files its specs name, which every machine needs.
+        files: of the sender's cache, by their places there.
+    """
+
+    setup: Parcel[Setup]
     parts: dict[str, str]
-    files: dict[str, bytes]
+    named: tuple[Path, ...]
+    files: dict[str, Parcel[bytes]]
 
     def unpacked(self) -> Setup:
         """Put the files into this machine's cache, and return the set-up if trials have the same names here."""
-        for name, content in self.files.items():
-            if not (cache_directory() / name).exists():
-                write_atomically(cache_directory() / name, content)
-        here = identity_parts(self.setup)
-        differing = [name for name, value in self.parts.items() if here.get(name) != value]
-        if differing:
+        if self.parts[CODE] != code_part():
+            raise _differing([CODE])
+        if missing := [str(path) for path in self.named if not path.expanduser().is_file()]:
             raise InputError(
-                f"node {socket.gethostname()} would run other trials than those planned: {_listed(differing)} differ",
-                hint="Install the same fedseal, PyTorch and plug-ins on every node, and have the files that the "
-                "scenario names at the same paths.",
+                f"this machine has no file {_listed(missing)}, which the scenario names",
+                hint="Data and weights are sent; files that specs name must be at the same paths on every node.",
             )
-        return self.setup
+        for name, file in self.files.items():
+            if not (cache_directory() / name).exists():
+                write_atomically(cache_directory() / name, file.open())
+        setup = self.setup.open()
+        here = identity_parts(setup)
+        if differing := [name for name, value in self.parts.items() if here.get(name) != value]:
+            raise _differing(differing)
+        return setup
+
+
+def _differing(parts: Sequence[str]) -> InputError:
+    return InputError(
+        f"this machine would run other trials than those planned: {_listed(parts)} differ{'s' * (len(parts) == 1)}",
+        hint="Install the same fedseal, PyTorch and plug-ins on every node, and have the files that the scenario names "
+        "at the same paths.",
+    )
 
 
 def _opened(parcels: tuple[Parcel[_Sent], ...]) -> Work:
@@ -127,14 +151,14 @@ def _runs(find: Callable[[int], Setup]) -> Work:
     return work
 
 
-def _cached_files(setup: Setup) -> Iterator[tuple[str, bytes]]:
-    """Yield what trials read from the cache, by its place there."""
+def _cached_files(setup: Setup) -> Iterator[tuple[str, Path]]:
+    """Yield what trials read from the cache, with its place there."""
     home = cache_directory()
     nets = {METRICS.resolve(spec).get("net") for spec in setup.scenario.metrics}
     further = [path for net in NETS if net in nets for path in weight_files(home, net)]
     for path in dict.fromkeys((*lpips_files(setup.scenario.lpips), *further, *prepared_files(setup))):
         if path.is_relative_to(home):
-            yield str(path.relative_to(home)), path.read_bytes()
+            yield str(path.relative_to(home)), path
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -123,8 +123,8 @@ class ImageDataset(Dataset):
         classes: their names; of flags and values, one for each of the K.
         normalisation: the set's own channel statistics; applied only where a scenario asks for it.
         notes: what was done to the images that their owner should know.
-        groups: int64 [N], whose an image is (a patient's, a lesion's): no two parts of the data share one; None where
-            every image stands alone.
+        groups: int64 [N], whose an image is (a patient's, a lesion's): no two parts of the data share one, and no test
+            set one with the data trained on, so numbers mean the same in both; None where every image stands alone.
     """
 
     name: str

@@ -23,6 +23,7 @@ from fedseal.core.limits import check_memory
 from fedseal.core.registry import Info
 from fedseal.core.specs import near_matches
 from fedseal.data.dataset import ImageDataset
+from fedseal.data.groups import number_owners
 from fedseal.data.images import Pixels, measure, resize
 from fedseal.data.member import Member, member_of
 from fedseal.data.pack import OFFSETS, PICTURES, VALIDATION, check_offsets, chosen_part, is_pack, unpack
@@ -79,7 +80,8 @@ def npz(
         split: which of the prefixed pairs; without it the plain keys, else the training part. Of a pack that has
             `is_val` the part it tells, without it all.
         group: array that says whose each image is, numbers or texts [N]: a patient's images are never shared between
-            public and private data, or between those attacked and strangers.
+            public and private data, training and test, or those attacked and strangers. Beside `train_images` it may
+            be called `train_...` too, and so on.
         size: side that square images are resized to, and pictures of a pack cropped and resized.
         channels: of the pictures of a pack: 3 for RGB, 1 for grey.
 
@@ -146,14 +148,15 @@ def read_npz(
             if images.label_key not in archive.files:
                 raise InputError(f"{path} is a pack of pictures without `labels`.", hint=_LABELS)
             labels = _array(archive, images.label_key)
-            if group is not None and group not in archive.files:
-                known = near_matches(group, archive.files)
-                raise InputError(f"{path} has no array {group!r} of groups.", hint=known)
-            owners = None if group is None else _array(archive, group)
+            group_key = None if group is None else _group_key(archive.files, group, images.label_key)
+            if group_key is not None and group_key not in archive.files:
+                known = near_matches(group_key, archive.files)
+                raise InputError(f"{path} has no array {group_key!r} of groups.", hint=known)
+            owners = None if group_key is None else _array(archive, group_key)
             names_key = next((key for key in NAME_KEYS if key in archive.files), None)
             names = classes if names_key is None else _as_names(_array(archive, names_key))
     values = _as_labels(labels, images.count, f"{path}, array {images.label_key!r}")
-    groups = None if owners is None else _as_groups(owners, images.count, f"{path}, array {group!r}")
+    groups = None if owners is None else _as_groups(owners, images.count, f"{path}, array {group_key!r}")
     if images.places is not None:
         values, groups = values[images.places], None if groups is None else groups[images.places]
     read = images.read()
@@ -280,6 +283,15 @@ def _choose_keys(path: Path, found: list[str], split: Split | None) -> tuple[str
     )
 
 
+def _group_key(found: list[str], group: str, label_key: str) -> str:
+    """Return the array of groups that belongs to labels: `train_patient` beside `train_labels`, if there is one."""
+    for part in ("train", "test"):
+        own = {f"{part}_labels": f"{part}_{group}", f"y_{part}": f"{group}_{part}"}.get(label_key)
+        if own in found:
+            return own
+    return group
+
+
 def check_sizes(path: Path, archive: Any, besides: str | None = None) -> None:
     """Refuse an archive whose arrays would take more memory than is allowed, before any is unpacked.
 
@@ -362,10 +374,11 @@ def _name_classes(
 
 
 def _as_groups(owners: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
-    """Return groups that are told by numbers or texts as numbers from 0."""
+    """Return groups that are told by numbers or texts as numbers that are the same in every file."""
     if owners.shape != (count,) or owners.dtype.kind not in "iuSU":
         raise InputError(
             f"{where} has {owners.dtype} {list(owners.shape)} for {count} images.",
             hint="Groups are whole numbers or texts, one for each image.",
         )
-    return np.unique(owners, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    texts = np.char.decode(owners, "utf-8", "surrogateescape") if owners.dtype.kind == "S" else owners
+    return number_owners([str(owner) for owner in texts.tolist()]).numpy()

@@ -15,6 +15,7 @@ from fedseal.core.modality import TABLE
 from fedseal.core.specs import near_matches
 from fedseal.data.columns import Columns, fit_column
 from fedseal.data.dataset import Dataset
+from fedseal.data.groups import number_owners
 
 MOST_CATEGORIES = 64
 
@@ -131,8 +132,7 @@ def as_table(
         raise InputError(f"table {name!r} has no column beside its target.", hint="Give it something to learn from.")
     rows = torch.cat([column.encode(by_name[column.name]) for column in columns.columns], dim=1)
     labels = torch.tensor([classes.index(value) for value in by_name[target]])
-    owners = None if group is None else sorted(set(by_name[group]))
-    groups = None if group is None or owners is None else torch.tensor([owners.index(v) for v in by_name[group]])
+    groups = None if group is None else number_owners(by_name[group])
     return TableDataset(name, rows, labels, classes, columns, notes=notes, groups=groups)
 
 

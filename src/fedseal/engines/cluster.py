@@ -34,6 +34,9 @@ _TELL_SECONDS = 0.5
 _REACH_SECONDS = 5.0
 """Time a cluster has to take a connection."""
 _KEPT_WORKS = 2
+_ALIKE = "Install the same fedseal and the modules of your scenario on every node, or use Ray's working_dir."
+_UNLOADABLE = ("ModuleNotFoundError: ", "ImportError: ", "AttributeError: ")
+"""How an error begins that Ray passes on where it cannot unpickle a task."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -151,6 +154,10 @@ class _Driver:
         try:
             result = self._ray.get(one)
         except exceptions.RayTaskError as error:
+            reason = str(error).rstrip().rpartition("\n")[2]
+            if reason.startswith(_UNLOADABLE):  # outside of `_serve`, which answers for itself
+                reason = reason.partition(": ")[2].rstrip(".")
+                raise InputError(f"a node of the cluster cannot load fedseal: {reason}.", hint=_ALIKE) from error
             raise RuntimeError(f"a task failed on the cluster:\n{error}") from error
         except exceptions.RayError as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -219,7 +226,7 @@ def _serve(shared: list[Any], board: list[Any], index: int, task: Any) -> Any:
     except (ImportError, AttributeError) as error:
         return InputError(
             f"node {socket.gethostname()} cannot load the work: {error}.",
-            hint="Install the same fedseal and the modules of your scenario on every node, or use Ray's working_dir.",
+            hint=_ALIKE,
         )
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedseal.core.errors import InputError
-from fedseal.core.files import write_atomically
+from fedseal.core.files import local_path, write_atomically
 from fedseal.core.tensors import check_finite, check_like
 
 SEPARATOR = "|"
@@ -22,7 +22,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     Of a checkpoint of `fedseal train` the global model is taken, as it was after the last round there.
     """
     try:
-        tensors = load_file(path)
+        tensors = load_file(local_path(path))
     except FileNotFoundError as error:
         raise InputError(f"there is no checkpoint {path}.", hint="Check the path.") from error
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, OverflowError, TypeError) as error:

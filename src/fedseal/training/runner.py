@@ -96,6 +96,8 @@ def run_training(
             federation = build_federation(scenario, seed, data_root=root, device=device)
             if place == 0:
                 store.set_meta(_head(scenario, federation, command, device))
+                for note in federation.train.notes:
+                    watcher.remarked("warning", f"data: {note}.")
             base = _base(scenario, federation, device)
             for defence in scenario.defences:
                 key = identity_of(base=base, defence=defence_part(defence))

@@ -14,6 +14,7 @@ from fedseal.core.errors import InputError, UsageError
 from fedseal.core.registry import Spec, parse_spec
 from fedseal.core.seeds import generator
 from fedseal.data.dataset import Dataset, split_public
+from fedseal.data.groups import keep_apart
 from fedseal.data.partition import Partition, partition
 from fedseal.data.registry import DATASETS
 from fedseal.federation.fitting import fitting_model, with_targets
@@ -89,7 +90,7 @@ def build_federation(
 
 
 def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tuple[Dataset, Dataset]:
-    """Return the training and the test set."""
+    """Return the training and the test set, which share nobody."""
     spec = parse_spec(scenario.data)
     train = DATASETS.build(spec, data_root=data_root)
     if scenario.test is not None:
@@ -98,4 +99,4 @@ def _data(scenario: TrainingScenario, seed: int, data_root: Path | None) -> tupl
         test = DATASETS.build(Spec(spec.name, {**spec.options, "split": "test"}), data_root=data_root)
     else:
         train, test = split_public(train, scenario.test_fraction, seed)
-    return train, test.made_like(train)
+    return keep_apart(train, test.made_like(train))

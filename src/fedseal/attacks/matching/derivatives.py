@@ -88,16 +88,20 @@ def choose_derivatives(problem: MatchingProblem, mode: SecondOrder, z: Tensor, l
     except RuntimeError as error:
         if only_exact:
             raise _not_twice(error) from error
-        return _fastest_of_each_lane(problem, FiniteDifference(problem, step=3e-3, central=True), None, z, lanes)
+        numeric = FiniteDifference(problem, step=3e-3, central=True)
+        return _fastest_of_each_lane(problem, numeric, error, z, lanes)
     if only_exact or (small and len(z) > 1 and z.device.type != "cpu"):
         return exact
     return _fastest_of_each_lane(problem, exact, exact, z, lanes)
 
 
 def _fastest_of_each_lane(
-    problem: MatchingProblem, reference: Evaluate, otherwise: Evaluate | None, z: Tensor, lanes: Lanes
+    problem: MatchingProblem, reference: Evaluate, otherwise: Evaluate | RuntimeError, z: Tensor, lanes: Lanes
 ) -> Evaluate:
-    """Return the finite differences that agree with the reference at z [L, D], for each lane the faster; or else."""
+    """Return the finite differences that agree with the reference at z [L, D], for each lane the faster.
+
+    Where none does it is `otherwise`; if that is why there is no double backward, the model is refused.
+    """
     ways = (FiniteDifference(problem), FiniteDifference(problem, step=1e-3, central=True))
     chosen: list[Evaluate] = []
     for lane in torch.split(torch.arange(len(z), device=z.device), 1):
@@ -105,8 +109,8 @@ def _fastest_of_each_lane(
         truth = reference(z[lane], own).gradients
         agree = (way for way in ways if float(torch.cosine_similarity(truth, way(z[lane], own).gradients)) > _AGREEMENT)
         way = next(agree, otherwise)
-        if way is None:
-            raise _not_twice(RuntimeError("its finite differences do not agree either"))
+        if isinstance(way, RuntimeError):
+            raise _not_twice(way, ", and its finite differences do not agree with each other") from way
         chosen.append(way)
     return chosen[0] if all(way is chosen[0] for way in chosen) else _EachItsOwn(chosen)
 
@@ -136,9 +140,9 @@ def _is_small(problem: MatchingProblem) -> bool:
     return few and multiply_adds(problem.model, problem.parameterisation.shape) < _MANY_MACS
 
 
-def _not_twice(error: RuntimeError) -> CapabilityError:
-    reason = str(error).strip().splitlines()[0]
+def _not_twice(error: RuntimeError, further: str = "") -> CapabilityError:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
     return CapabilityError(
-        f"the model cannot be differentiated twice: {reason}",
+        f"the model cannot be differentiated twice: {reason}{further}.",
         hint="Use second_order=finite-difference, or a model without fused attention and operations in place.",
     )
