@@ -31,6 +31,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from autobench.networks import CLOSED, CONTROL, CONTROL_ROW, NETWORKS, SEARCHES, Network
+from autobench.page import page
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import Setup, Target, build_setup
 from fedseal.core.attack import ATTACKS, Budget
@@ -45,52 +47,18 @@ from fedseal.metrics.baselines import mean_image
 from fedseal.metrics.image import psnr
 from fedseal.metrics.intervals import mean_interval
 from fedseal.metrics.matching import hungarian
-from fedseal.metrics.shares import share_interval
 from fedseal.metrics.singling import pointed
 from fedseal.preparation import forget
+from provenance import ROOT, made_from, of_one_state, state
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "results" / "auto.md"
-CLOSED = ("retrieval", "learned", "rgap")
-SEARCHES = ("ig", "ig:tv=0.05,schedule=cosine")
-SINGLE = (*CLOSED, *SEARCHES)
-_CONTROL = "control"
+PAGE = "docs/results/auto.md"
+MEASURED_BY = ("bench/auto.py", "bench/autobench/networks.py")
+"""What decides figures, beside the package."""
 _PUBLIC_FRACTION = 0.5
 _STRANGERS = 199
 _TOGETHER = 50
 """Iterations above which a network is small, and its targets are attacked together."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """A row's network and what it can be given.
-
-    Attributes:
-        model: spec.
-        iterations: of `auto`, per target, by batch size.
-        public: images the attacker has.
-        steps: of Adam at batch 64 that make it `trained`.
-        rate: its learning rate.
-        targets: attacked.
-    """
-
-    model: str
-    iterations: dict[int, int]
-    public: int
-    steps: int
-    rate: float = 1e-3
-    targets: int = 8
-
-
-NETWORKS = {
-    "lenet-relu": Network("lenet-relu", {1: 240, 4: 240}, 500, 1000),
-    "lenet": Network("lenet:init=wide-uniform", {1: 240, 4: 240}, 500, 1000),
-    "vit-tiny": Network("vit-tiny", {1: 40, 4: 16}, 200, 60),
-    "resnet10": Network("resnet10:width=64", {1: 60, 4: 16}, 100, 40, targets=4),
-    "convnet": Network("convnet:width=16", {1: 120, 4: 60}, 200, 100),
-}
-"""Cut so that all rows take about an hour of one core; single images of every network come first."""
-CONTROL = Network("resnet10:width=16", {1: 1}, 3000, 0, targets=40)
 
 
 @dataclass(frozen=True)
@@ -114,19 +82,21 @@ def main() -> None:
     kept = options.out / "auto.json"
     rows: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else {}
     console = Console()
-    if options.control and _CONTROL not in rows:
-        rows[_CONTROL] = _control(options)
+    if options.control and CONTROL_ROW not in rows:
+        rows[CONTROL_ROW] = _control(options) | {"state": state()}
         write_atomically(kept, json.dumps(rows, indent=1).encode())
     for batch in () if options.control else options.batches:
         for name, network in options.networks.items():
             for stage in options.stages:
                 title = f"{name}, {stage}, b{batch}"
                 if title not in rows:
-                    rows[title] = _row(network, batch, stage, options)
+                    rows[title] = _row(network, batch, stage, options) | {"state": state()}
                     write_atomically(kept, json.dumps(rows, indent=1).encode())
                 console.print(title, {spec: cell["mean"] for spec, cell in rows[title]["cells"].items()})
-    for place in (options.out / "auto.md", *([PAGE] if options.write else [])):
-        write_atomically(place, _page(rows, options).encode())
+    write_atomically(options.out / "auto.md", page(rows, options.data).encode())
+    if options.write:
+        of_one_state([row["state"] for row in rows.values()], MEASURED_BY)
+        write_atomically(ROOT / PAGE, page(rows, options.data, made_from()).encode())
 
 
 def _options() -> Options:
@@ -290,78 +260,6 @@ def _accuracy(model: nn.Module, held: ImageDataset) -> float:
         (model(x).argmax(1) == y).sum() for x, y in zip(batch.images.split(100), batch.labels.split(100), strict=True)
     ]
     return round(float(torch.stack(right).sum()) / len(held), 3)
-
-
-def _page(kept: dict[str, dict[str, Any]], options: Options) -> str:
-    columns = ["auto", *SINGLE]
-    rows = {title: row for title, row in kept.items() if title != _CONTROL}
-    lines = [
-        "# `auto` and single attacks at equal processor time",
-        "",
-        f"By `python bench/auto.py --data-root DIR --write` on {options.data}, one core, beside other jobs,",
-        "undefended updates. In each cell: mean PSNR in dB over the targets, originals that are first among 200 by",
-        "correlation, processor minutes of the whole cell, iterations per target. `auto` includes its work on shadows",
-        "and all it learns; searches get the iterations that fit into the same time. *Difference* is `auto` minus the",
-        "best single attack, picked by its mean on these very targets: paired over targets, 95 % interval. *Guess* is",
-        "the mean public image. Budgets are cut to what an hour allows, a half and less of what an audit takes by",
-        "default, and the work on shadows is shared by a few targets only: both count against `auto`. What is found",
-        "says nothing of what an update holds: that is the [ideal reading](../information.md).",
-        "",
-        "| network, stage, batch | guess | " + " | ".join(f"`{name}`" for name in columns) + " | difference |",
-        "|" + "---|" * (len(columns) + 3),
-    ]
-    every = [
-        f"{name}, {stage}, b{batch}" for batch in (1, 4) for name in NETWORKS for stage in ("untrained", "trained")
-    ]
-    rows = {title: rows[title] for title in (*every, *(title for title in rows if title not in every)) if title in rows}
-    for title, row in rows.items():
-        cells = [_cell(row["cells"].get(name)) for name in columns]
-        trained = "" if row["accuracy"] is None else f" ({100 * row['accuracy']:.0f} % right)"
-        found = row["difference"]
-        difference = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}] to `{row['best']}`"
-        lines.append(f"| {title}{trained} | {row['guess']} | " + " | ".join(cells) + f" | {difference} |")
-    missing = [title for title in every if title not in rows]
-    counts = sorted({(row["targets"], row["public"]) for row in rows.values()})
-    worse = [title for title, row in rows.items() if row["difference"]["high"] < 0]
-    best = [title for title, row in rows.items() if row["difference"]["mean"] >= 0]
-    fewer = [title for title, row in rows.items() if row["cells"]["auto"]["first"] < _most_first(row["cells"])]
-    told = "; ".join(fewer)
-    lines += [
-        "",
-        "Targets and public images per row: " + ", ".join(f"{t} and {p:,}" for t, p in counts) + ".",
-        f"`auto` is at least as good by the mean in {len(best)} of {len(rows)} rows, and within the interval in "
-        f"{len(rows) - len(worse)}" + (f"; it is reliably worse in: {'; '.join(worse)}." if worse else "."),
-        "Few targets make wide intervals: several dB may lie within, so the means are what to look at.",
-        *([f"It singles out fewer than the best single attack does in: {told}."] if fewer else []),
-        *([f"Not run yet, so nothing is claimed of: {'; '.join(missing)}."] if missing else []),
-        *(_told_of_control(kept[_CONTROL]) if _CONTROL in kept else []),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _most_first(cells: dict[str, Any]) -> int:
-    return max(cell["first"] for cell in cells.values())
-
-
-def _told_of_control(control: dict[str, Any]) -> list[str]:
-    cell = control["cell"]
-    share = share_interval(cell["first"], cell["images"])
-    return [
-        "",
-        "## Does anything break an undefended ResNet?",
-        "",
-        f"`{CONTROL.model}`, untrained, running statistics, one image: `learned` from {CONTROL.public:,} public",
-        f"images finds {cell['mean']:.2f} dB (guess {control['guess']}), and {cell['first']} of {cell['images']}",
-        f"originals are first among 200 ({100 * share.low:.0f} to {100 * share.high:.0f} %, chance 0.5 %),",
-        f"in {cell['seconds'] / 60:.2f} processor minutes, learning included.",
-    ]
-
-
-def _cell(cell: dict[str, Any] | None) -> str:
-    if cell is None:
-        return "–"
-    steps = "" if cell["iterations"] is None else f", {cell['iterations']} its"
-    return f"{cell['mean']:.2f}, {cell['first']}/{cell['images']}, {cell['seconds'] / 60:.2f} min{steps}"
 
 
 @contextmanager

@@ -13,8 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {"README", "auto", "claims", "modern", "priors", "tables", "text"}
-"""The index, pages that benchmarks write, the ledger of claims, and those that wait for the rest of their runs."""
+"""The index, the ledger of claims, and pages that wait for the rest of their runs."""
+WRITTEN: dict[str, tuple[str, ...]] = {}
+"""Pages that benchmarks write, and what decides their figures beside the package."""
 MADE = re.compile(r"Made from commit `([0-9a-f]{40})` \(`src/fedseal`: tree `([0-9a-f]{40})`\)")
+
+
+@pytest.fixture(scope="module")
+def provenance(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(ROOT / "bench" / "provenance.py")
 
 
 @pytest.fixture(scope="module")
@@ -29,35 +36,40 @@ def _git(*arguments: str) -> str | None:
 
 
 def _named(name: str) -> tuple[str, str]:
-    found = MADE.search((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
-    assert found is not None, f"docs/results/{name}.md names no commit"
-    return found[1], found[2]
+    """Return the one commit a page is of, and the tree of its sources."""
+    found = MADE.findall((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
+    assert len(found) == 1, f"docs/results/{name}.md names {len(found)} commits"
+    return found[0]
 
 
-def test_every_page_is_made_by_the_script(make: ModuleType):
-    assert {path.stem for path in RESULTS.glob("*.md")} - OTHERS == set(make.pages())
+def _touched(make: ModuleType) -> dict[str, tuple[str, ...]]:
+    """Return the pages by name, and the files beside the package that decide their figures."""
+    ours = {name: tuple(f"docs/results/{one}" for one in page.scenarios) for name, page in make.pages().items()}
+    return {**ours, **WRITTEN}
 
 
-def test_all_pages_are_of_one_code_state(make: ModuleType):
-    assert len({_named(name) for name in make.pages()}) <= 1
+def test_every_page_is_made_by_a_script(make: ModuleType):
+    assert {path.stem for path in RESULTS.glob("*.md")} - OTHERS == set(_touched(make))
 
 
 def test_what_a_pages_commands_touch_is_what_its_commit_held(make: ModuleType):
-    for name, page in make.pages().items():
+    for name, paths in _touched(make).items():
         commit, sources = _named(name)
-        text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-        for scenario in page.scenarios:
-            assert make.command(scenario) in text
         if _git("cat-file", "-e", f"{commit}^{{commit}}") is None:
             continue  # a shallow clone does not have it
         assert _git("rev-parse", f"{commit}:src/fedseal") == sources, name
-        for scenario in page.scenarios:
-            path = f"docs/results/{scenario}"
+        for path in paths:
             assert _git("rev-parse", f"{commit}:{path}") == _git("hash-object", path), f"{path} changed since {commit}"
 
 
-def test_a_changed_package_or_scenario_is_not_a_commit_to_name(make: ModuleType, tmp_path: Path, monkeypatch):
-    """The script asks git for what differs, of the package and of the page's own scenarios."""
+def test_a_page_prints_the_commands_it_was_made_by(make: ModuleType):
+    for name, page in make.pages().items():
+        text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+        assert all(make.command(scenario) in text for scenario in page.scenarios)
+
+
+def test_a_changed_package_or_file_is_not_a_commit_to_name(provenance: ModuleType, tmp_path: Path):
+    """The scripts ask git for what differs, of the package and of the files that decide a page's figures."""
     for command in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     package, scenarios = tmp_path / "src/fedseal", tmp_path / "docs/results"
@@ -68,10 +80,19 @@ def test_a_changed_package_or_scenario_is_not_a_commit_to_name(make: ModuleType,
     (scenarios / "b.yaml").write_text("name: b\n")
     subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
     subprocess.run(["git", "commit", "-qm", "all"], cwd=tmp_path, check=True)
-    monkeypatch.setattr(make, "ROOT", tmp_path)
-    page = make.Page("page", "A page", ("a.yaml",))
-    assert make.changed(page) == []
+    paths = ["docs/results/a.yaml"]
+    assert provenance.changed(paths, tmp_path) == []
     (scenarios / "b.yaml").write_text("name: another\n")  # not this page's
-    assert make.changed(page) == []
+    assert provenance.changed(paths, tmp_path) == []
+    (scenarios / "a.yaml").write_text("name: another\n")
+    assert len(provenance.changed(paths, tmp_path)) == 1
     (package / "one.py").write_text("x = 2\n")
-    assert len(make.changed(page)) == 1
+    assert len(provenance.changed(paths, tmp_path)) == 2
+
+
+def test_rows_of_several_states_make_no_page(provenance: ModuleType, monkeypatch):
+    monkeypatch.setattr(provenance, "changed", lambda paths: [])
+    monkeypatch.setattr(provenance, "state", lambda: "now")
+    provenance.of_one_state(["now", "now"], ())
+    with pytest.raises(SystemExit, match="1 other states"):
+        provenance.of_one_state(["now", "before"], ())

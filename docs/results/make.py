@@ -21,7 +21,9 @@ import yaml
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SOURCES = "src/fedseal"
+sys.path.append(str(ROOT / "bench"))
+
+from provenance import changed, made_from  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,6 @@ def pages() -> dict[str, Page]:
         name: Page(name, about["title"], tuple(about["scenarios"]), tuple(about.get("prepare", ())))
         for name, about in found.items()
     }
-
-
-def git(*arguments: str) -> str:
-    """Return what git answers in the repository."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def verb(scenario: str) -> str:
@@ -104,11 +100,10 @@ def table(scenario: str, runs: Path) -> str:
 
 def render(page: Page, runs: Path) -> str:
     """Return a page's text."""
-    commit, sources = git("rev-parse", "HEAD"), git("rev-parse", f"HEAD:{SOURCES}")
     lines = [
         f"# {page.title}",
         "",
-        f"Made from commit `{commit}` (`{SOURCES}`: tree `{sources}`)",
+        made_from(),
         f"by `python docs/results/make.py {page.name}`, that is",
         "",
         *(f"    fedseal prepare {options} --data-root DIR" for options in page.prepared),
@@ -121,12 +116,6 @@ def render(page: Page, runs: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def changed(page: Page) -> list[str]:
-    """Return what of the package and a page's scenarios differs from the commit it would name."""
-    paths = [SOURCES, *(f"docs/results/{scenario}" for scenario in page.scenarios)]
-    return git("status", "--porcelain", "--", *paths).splitlines()
-
-
 def main() -> None:
     """Make the pages that are asked for, or all."""
     known = pages()
@@ -137,7 +126,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="run nothing")
     given = parser.parse_args()
     for page in [known[name] for name in given.names or known]:
-        if found := changed(page):
+        if found := changed([f"docs/results/{scenario}" for scenario in page.scenarios]):
             raise SystemExit("commit first, so that the page can name a commit:\n" + "\n".join(found))
         if not given.render:
             run(page, given.runs, given.data_root)

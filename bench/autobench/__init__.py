@@ -1,0 +1,1 @@
+"""What `bench/auto.py` compares, and the page it makes of it."""
