@@ -4,7 +4,7 @@
 
 `pages.yaml` says what a page is made of. Audits and trainings resume, so an interrupted call goes on. A page is refused
 where the package or its scenarios differ from the commit it would name; `--render` writes pages again from runs that
-are there, after their words (`PAGE/words.md`) have changed.
+are there, after their words (`PAGE/words.md`) have changed. Words say by `<!-- table: SCENARIO -->` where a table goes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ import yaml
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.append(str(ROOT / "bench"))
+sys.path += [str(HERE), str(ROOT / "bench")]
 
+from compact import KEY, render_compact  # noqa: E402
+
+from fedseal.audit.runner import open_run  # noqa: E402
+from fedseal.report.protocol import render_protocol_markdown  # noqa: E402
+from fedseal.report.utility import render_utility  # noqa: E402
+from fedseal.training.run import open_training  # noqa: E402
 from provenance import changed, made_from  # noqa: E402
 
 
@@ -81,25 +87,21 @@ def run(page: Page, runs: Path, data_root: Path | None) -> None:
 
 def table(scenario: str, runs: Path) -> str:
     """Return a run's tables."""
-    out = out_of(scenario, runs)
+    out = ROOT / out_of(scenario, runs)
     if verb(scenario) == "protocol":
-        from fedseal.audit.runner import open_run
-        from fedseal.report.protocol import render_protocol_markdown
-
-        return render_protocol_markdown(open_run(ROOT / out))
+        return render_protocol_markdown(open_run(out))
     if verb(scenario) == "train":
-        from fedseal.report.utility import render_utility
-        from fedseal.training.run import open_training
-
-        return render_utility(open_training(ROOT / out))
-    done = subprocess.run(
-        [sys.executable, "-m", "fedseal", "table", str(out)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+        return render_utility(open_training(out))
+    return render_compact(open_run(out))
 
 
 def render(page: Page, runs: Path) -> str:
-    """Return a page's text."""
+    """Return a page's text: its words with each scenario's table where they ask for it, or behind them."""
+    tables = {scenario: table(scenario, runs).strip().replace("\n# ", "\n## ") for scenario in page.scenarios}
+    text = page.words
+    for scenario in page.scenarios:
+        if (asked := f"<!-- table: {scenario} -->") in text:
+            text = text.replace(asked, tables.pop(scenario))
     lines = [
         f"# {page.title}",
         "",
@@ -109,11 +111,17 @@ def render(page: Page, runs: Path) -> str:
         *(f"    fedseal prepare {options} --data-root DIR" for options in page.prepared),
         *(f"    {command(scenario)}" for scenario in page.scenarios),
         "",
-        page.words,
+        *([KEY, ""] if any(verb(scenario) == "audit" for scenario in page.scenarios) else []),
+        text,
         "",
-        *(table(scenario, runs).strip().replace("\n# ", "\n## ") + "\n" for scenario in page.scenarios),
+        *(f"{_headed(scenario, found)}\n" for scenario, found in tables.items()),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _headed(scenario: str, found: str) -> str:
+    """Return a table that stands behind the words, with a heading if it has none of its own."""
+    return found if found.startswith("#") else f"## {Path(scenario).stem}\n\n{found}"
 
 
 def main() -> None:
