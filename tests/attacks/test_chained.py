@@ -18,7 +18,7 @@ from fedseal.core.attack import ATTACKS
 from fedseal.core.knowledge import Knowledge
 from fedseal.core.observation import Observation, Update
 from fedseal.models.chains.maps import linear_map
-from fedseal.models.chains.stages import read_chain
+from fedseal.models.chains.stages import Link, read_chain
 
 SHAPE = (3, 13, 10)
 
@@ -109,6 +109,19 @@ def test_frozen_layers_and_many_lanes() -> None:
     _agree(problem, z[many] + torch.arange(70)[:, None] * 1e-3, lanes.pick(many))
 
 
+GEOMETRIES = [
+    (8, 5, 2, 2),
+    (9, 5, 2, 2),
+    (7, 3, 1, 1),
+    (8, 1, 2, 0),
+    (9, 2, 3, 0),
+    (10, 3, 3, 1),
+    (6, 4, 2, 1),
+    (11, 5, 4, 0),
+]
+"""Side, kernel, stride and padding."""
+
+
 def test_linear_maps_equal_their_definition() -> None:
     torch.manual_seed(0)
     for stage in read_chain(_model(nn.Identity()), SHAPE):
@@ -116,8 +129,8 @@ def test_linear_maps_equal_their_definition() -> None:
         x = torch.rand(2, 3, *stage.input_shape, dtype=torch.float64)
         y = torch.rand(2, 3, *stage.output_shape, dtype=torch.float64)
         own = torch.rand(2, stage.weight.numel(), dtype=torch.float64)
-        assert torch.allclose(linear.push(linear.columns(x))[1], stage.apply(x[1]))
-        assert torch.allclose(linear.pull(linear.windows(y))[1], stage.apply_transposed(y[1]))
+        assert torch.allclose(linear.push(x)[1], stage.apply(x[1]))
+        assert torch.allclose(linear.pull(y)[1], stage.apply_transposed(y[1]))
         assert torch.allclose(
             (linear.push_each(linear.columns(x), own) * y).sum((1, 2) if y.dim() == 3 else (1, 2, 3, 4)),
             (linear.weight_gradient(y, linear.columns(x)) * own).sum(1),
@@ -126,11 +139,11 @@ def test_linear_maps_equal_their_definition() -> None:
         pushed = linear.push_each(linear.columns(x), own)
         assert torch.allclose((pulled * x).flatten(1).sum(1), (pushed * y).flatten(1).sum(1))
         shared = stage.weight.reshape(1, -1).expand(2, -1)
-        assert torch.allclose(linear.push_each(linear.columns(x), shared), linear.push(linear.columns(x)))
-        both = linear.push_each(linear.columns(x), own, linear.columns(2 * x))
-        assert torch.allclose(both, pushed + 2 * linear.push(linear.columns(x)))
-        both = linear.pull_each(linear.windows(y), own, linear.windows(2 * y))
-        assert torch.allclose(both, pulled + 2 * linear.pull(linear.windows(y)))
+        assert torch.allclose(linear.push_each(linear.columns(x), shared), linear.push(x))
+        both = linear.push_each(linear.columns(x), own, 2 * x)
+        assert torch.allclose(both, pushed + 2 * linear.push(x))
+        both = linear.pull_each(linear.windows(y), own, 2 * y)
+        assert torch.allclose(both, pulled + 2 * linear.pull(y))
 
 
 @pytest.mark.parametrize("priors", [Priors(tv=0.3), Priors(tv=0.3, tv_per_pixel=True, l2=0.2), Priors(l2=0.2)])
@@ -163,3 +176,37 @@ def test_small_chains_are_written_out_and_others_are_not(observe: Callable) -> N
     assert chained(other) is None
     squashed, _, _ = _prepared("ig", nn.Sequential(*_model(nn.ReLU()), nn.Sigmoid()), 1, lanes=1)
     assert chained(squashed) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), GEOMETRIES)
+def test_convolutions_of_any_geometry_equal_their_definition(
+    dtype: torch.dtype, size: int, kernel: int, stride: int, padding: int
+) -> None:
+    """By oneDNN in single precision, by gathered patches in double; also kernels narrower than the stride."""
+    torch.manual_seed(0)
+    outputs = (size + 2 * padding - kernel) // stride + 1
+    convolution = nn.Conv2d(2, 3, kernel, stride, padding)
+    stage = Link("c", convolution, convolution.weight.detach().to(dtype), None, (2, size, size), (3, outputs, outputs))
+    linear = linear_map(stage)
+    x, y = torch.rand(2, 3, *stage.input_shape, dtype=dtype), torch.rand(2, 3, *stage.output_shape, dtype=dtype)
+    assert torch.allclose(linear.push(x)[1], stage.apply(x[1]), atol=1e-5)
+    assert torch.allclose(linear.pull(y)[1], stage.apply_transposed(y[1]), atol=1e-5)
+    shared = stage.weight.reshape(1, -1).expand(2, -1)
+    assert torch.allclose(linear.push_each(linear.columns(x), shared, x), 2 * linear.push(x), atol=1e-5)
+    assert torch.allclose(linear.pull_each(linear.windows(y), shared, y), 2 * linear.pull(y), atol=1e-5)
+
+
+def test_a_lane_convolves_to_the_same_bits_alone() -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 12, 5, 2, 2)
+    stage = Link("c", convolution, convolution.weight.detach(), None, (3, 15, 15), (12, 8, 8))
+    linear = linear_map(stage)
+    x, y, own = torch.rand(9, 1, 3, 15, 15), torch.rand(9, 1, 12, 8, 8), torch.rand(9, stage.weight.numel())
+    for many in (slice(0, 1), slice(3, 4), slice(2, 5), slice(4, 9)):
+        assert torch.equal(linear.push(x[many]), linear.push(x)[many])
+        assert torch.equal(linear.pull(y[many]), linear.pull(y)[many])
+        pushed = linear.push_each(linear.columns(x[many]), own[many], x[many])
+        assert torch.equal(pushed, linear.push_each(linear.columns(x), own, x)[many])
+        pulled = linear.pull_each(linear.windows(y[many]), own[many], y[many])
+        assert torch.equal(pulled, linear.pull_each(linear.windows(y), own, y)[many])

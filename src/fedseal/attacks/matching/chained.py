@@ -131,14 +131,14 @@ class Chained:
         for stage, linear in zip(self._stages, self._maps, strict=True):
             h = h.reshape(*h.shape[:2], *stage.input_shape)
             columns.append(linear.columns(h))
-            h = stage.activation.forward(stage.biased(linear.push(columns[-1])))
+            h = stage.activation.forward(stage.biased(linear.push(h)))
             outputs.append(h)
             slopes.append(stage.activation.slope(h))
         probabilities = h.softmax(-1)
         k = [(probabilities * target.sum(-1, keepdim=True) - target) * self._problem.sample_weight]
         windows, pulled = [self._maps[-1].windows(k[0])], [k[0]]
         for index in range(len(self._stages) - 1, 0, -1):
-            back = self._maps[index].pull(windows[0]).reshape(outputs[index - 1].shape)
+            back = self._maps[index].pull(k[0]).reshape(outputs[index - 1].shape)
             k.insert(0, back * slopes[index - 1])
             windows.insert(0, self._maps[index - 1].windows(k[0]))
             pulled.insert(0, back)
@@ -182,8 +182,8 @@ class Chained:
         to_target = (mean - top) * share
         z_bar = p * (top - mean) * target.sum(-1, keepdim=True) * share
         for index in range(len(self._stages) - 1, -1, -1):
-            linear, way, windows = self._maps[index], ways[index], self._maps[index].windows(z_bar)
-            h_bar = linear.pull(windows) if way is None else linear.pull_each(done.windows[index], way, windows)
+            linear, way = self._maps[index], ways[index]
+            h_bar = linear.pull(z_bar) if way is None else linear.pull_each(done.windows[index], way, z_bar)
             if index == 0:
                 break
             below = index - 1
@@ -202,13 +202,11 @@ class Chained:
         moved: Tensor | None = None
         for index, (stage, linear) in enumerate(zip(self._stages, self._maps, strict=True)):
             way, shift = ways[index], self._part(direction, stage.bias_name)
-            columns = None
-            if moved is not None:
-                columns = linear.columns(moved.reshape(*moved.shape[:2], *stage.input_shape))
+            below = None if moved is None else moved.reshape(*moved.shape[:2], *stage.input_shape)
             if way is not None:
-                tangent = linear.push_each(done.columns[index], way, columns)
+                tangent = linear.push_each(done.columns[index], way, below)
             else:
-                tangent = torch.zeros_like(done.k[index]) if columns is None else linear.push(columns)
+                tangent = torch.zeros_like(done.k[index]) if below is None else linear.push(below)
             if shift is not None:
                 tangent = tangent + shift.view(len(shift), 1, -1, *([1] * (tangent.dim() - 3)))
             tangents.append(tangent)

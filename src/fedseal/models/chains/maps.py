@@ -1,9 +1,11 @@
 """The linear maps of a chain on many lanes at once, with shared weights or with each lane's own.
 
 Matching attacks need, besides W x and W^T y, these with a direction in weight space instead of W, another in every
-lane. As matrix products over gathered columns both run at the speed of the processor; the general way, convolutions
-with as many groups as lanes, does not. Lanes come first: x is [L, B, ...] for B images in each of L lanes. No product
-spans lanes, so that a lane's bits do not depend on its neighbours (see `products`); nothing here is differentiable.
+lane. The latter run at the speed of the processor as matrix products over gathered columns; the general way,
+convolutions with as many groups as lanes, does not. What all lanes share is convolved by oneDNN where it is there,
+which gathers nothing and gives an image the same bits whatever others there are. Lanes come first: x is [L, B, ...] for
+B images in each of L lanes. No product spans lanes, so that a lane's bits do not depend on its neighbours (see
+`products`); nothing here is differentiable.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fedseal.models.chains.stages import Link
 
 
 class LinearMap(Protocol):
-    """A stage's linear map. `columns` and `windows` prepare inputs and outputs once for several uses."""
+    """A stage's linear map. `columns` and `windows` prepare inputs and outputs once for weights of each lane's own."""
 
     def columns(self, x: Tensor) -> Tensor:
         """Prepare inputs [L, B, *input_shape]."""
@@ -29,11 +31,11 @@ class LinearMap(Protocol):
     def windows(self, y: Tensor) -> Tensor:
         """Prepare outputs [L, B, *output_shape]."""
 
-    def push(self, columns: Tensor) -> Tensor:
-        """Return W x: [L, B, *output_shape], x prepared as columns."""
+    def push(self, x: Tensor) -> Tensor:
+        """Return W x: [L, B, *output_shape]."""
 
-    def pull(self, windows: Tensor) -> Tensor:
-        """Return W^T y: [L, B, *input_shape], y prepared as windows."""
+    def pull(self, y: Tensor) -> Tensor:
+        """Return W^T y: [L, B, *input_shape]."""
 
     def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
         """Return V x with each lane's own flat weights V [L, |W|], x prepared as columns; plus W `shared`."""
@@ -69,13 +71,13 @@ class DenseMap:
         """Return y itself, [L, B, O]."""
         return y
 
-    def push(self, columns: Tensor) -> Tensor:
+    def push(self, x: Tensor) -> Tensor:
         """Return x W^T."""
-        return products(columns, self._weight.T)
+        return products(x.flatten(2), self._weight.T)
 
-    def pull(self, windows: Tensor) -> Tensor:
+    def pull(self, y: Tensor) -> Tensor:
         """Return y W."""
-        return products(windows, self._weight).view(*windows.shape[:2], *self._input_shape)
+        return products(y, self._weight).view(*y.shape[:2], *self._input_shape)
 
     def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
         """Return x V^T, lane by lane, plus `shared` W^T."""
@@ -119,8 +121,10 @@ class ConvolutionMap:
         taps = _pairs(rows.tap_index, columns.tap_index, columns.kernel)
         self._kernel_index = _kernel_index(taps, outputs, channels, math.prod(kernel)).to(stage.weight.device)
         self._rows = channels * rows.stride * columns.stride
-        self._kernel = self._ordered(stage.weight.reshape(1, -1))[0]
-        self._pulling = self._rearranged(stage.weight.reshape(1, -1))[0]
+        pulling = self._rearranged(stage.weight.reshape(1, -1))[0]
+        pulling = pulling.view(self._rows, rows.around_tiles.length, columns.around_tiles.length, outputs)
+        self._pushing = _Convolution(stage.weight, rows.under_outputs, columns.under_outputs)
+        self._pulling = _Convolution(pulling.permute(0, 3, 1, 2), rows.around_tiles, columns.around_tiles)
 
     def columns(self, x: Tensor) -> Tensor:
         """Gather the patch under every output: [L, B, h w, a b I]."""
@@ -130,31 +134,25 @@ class ConvolutionMap:
         """Gather the outputs around every tile of input pixels: [L, B, tiles, d e O]."""
         return self._windows(y)
 
-    def push(self, columns: Tensor) -> Tensor:
+    def push(self, x: Tensor) -> Tensor:
         """Return the convolution."""
-        return self._pushed(columns).view(*columns.shape[:2], *self._made)
+        return self._pushing(x)
 
-    def pull(self, windows: Tensor) -> Tensor:
+    def pull(self, y: Tensor) -> Tensor:
         """Return the transposed convolution."""
-        return self._untiled(self._pulled(windows), *windows.shape[:2])
+        return self._untiled(self._pulling(y), *y.shape[:2])
 
     def push_each(self, columns: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
         """Return the convolution, lane by lane, plus that of `shared`."""
-        started = None if shared is None else self._pushed(shared)
+        started = None if shared is None else self._pushing(shared).flatten(0, 1).flatten(2)
         made = products(_for_each(self._ordered(weights), columns.shape[1]), columns.flatten(0, 1).mT, started)
         return made.view(*columns.shape[:2], *self._made)
 
     def pull_each(self, windows: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
         """Return the transposed convolution, lane by lane, plus that of `shared`."""
-        started = None if shared is None else self._pulled(shared)
+        started = None if shared is None else self._pulling(shared).flatten(0, 1).flatten(2)
         kernels = _for_each(self._rearranged(weights), windows.shape[1])
         return self._untiled(products(kernels, windows.flatten(0, 1).mT, started), *windows.shape[:2])
-
-    def _pushed(self, columns: Tensor) -> Tensor:
-        return products(self._kernel, columns.flatten(0, 1).mT)
-
-    def _pulled(self, windows: Tensor) -> Tensor:
-        return products(self._pulling, windows.flatten(0, 1).mT)
 
     def _untiled(self, tiles: Tensor, lanes: int, batch: int) -> Tensor:
         """Put pixels [..., I r s, tiles] back to their places: [L, B, I, H, W]."""
@@ -191,17 +189,35 @@ class _Sliding:
     """A window that slides along one dimension.
 
     Attributes:
-        before, after: zeros added in front of and behind what it slides over.
+        size: of what it slides over.
+        before, after: zeros added in front of and behind that.
         start: its first place, counted from the first zero.
         length, stride, count: of the window, of its steps, and how many places it takes.
     """
 
+    size: int
     before: int
     after: int
     start: int
     length: int
     stride: int
     count: int
+
+    @property
+    def front(self) -> int:
+        """Zeros in front of it that the first window sees; where that starts inside, what is skipped, below zero."""
+        return self.before - self.start
+
+    @property
+    def behind(self) -> int:
+        """Zeros behind it that the last window sees; what no window reaches, below zero."""
+        return (self.count - 1) * self.stride + self.length - self.front - self.size
+
+    @property
+    def is_even(self) -> bool:
+        """Whether as many zeros on both sides as in front make as many places."""
+        places = (self.size + 2 * self.front - self.length) // self.stride + 1
+        return self.front >= 0 and places == self.count
 
 
 class _Patches:
@@ -231,18 +247,52 @@ class _Patches:
         return patches.reshape(lanes, batch, rows.count * columns.count, -1)
 
 
+class _Convolution:
+    """A convolution with the same kernels for all lanes, [L, B, C, H, W] -> [L, B, O, h, w].
+
+    Args:
+        kernels: [O, C, a, b].
+        rows: how they move down.
+        columns: how they move to the right.
+    """
+
+    def __init__(self, kernels: Tensor, rows: _Sliding, columns: _Sliding) -> None:
+        self._kernels = kernels.contiguous()
+        self._rows, self._columns = rows, columns
+        self._matrix = kernels.permute(0, 2, 3, 1).reshape(len(kernels), -1)
+        self._patches = _Patches(rows, columns)
+        even = rows.is_even and columns.is_even
+        self._padding = (rows.front, columns.front) if even else (0, 0)
+        self._sides = None if even else (columns.front, columns.behind, rows.front, rows.behind)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        lanes, batch = x.shape[:2]
+        sizes = (self._rows.count, self._columns.count)
+        if _one_dnn_takes(x):
+            images = x.flatten(0, 1) if self._sides is None else F.pad(x.flatten(0, 1), self._sides)
+            stride = (self._rows.stride, self._columns.stride)
+            made = torch.mkldnn_convolution(images, self._kernels, None, self._padding, stride, (1, 1), 1)
+            return made.view(lanes, batch, -1, *sizes)
+        return products(self._matrix, self._patches(x).flatten(0, 1).mT).view(lanes, batch, -1, *sizes)
+
+
+def _one_dnn_takes(x: Tensor) -> bool:
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(there) and x.device.type == "cpu" and x.dtype == torch.float32
+
+
 class _Axis:
     """The geometry of one dimension."""
 
     def __init__(self, size: int, kernel: int, stride: int, padding: int) -> None:
         outputs = (size + 2 * padding - kernel) // stride + 1
         self.kernel, self.stride = kernel, stride
-        self.under_outputs = _Sliding(padding, padding, 0, kernel, stride, outputs)
+        self.under_outputs = _Sliding(size, padding, padding, 0, kernel, stride, outputs)
         self.tiles = -(-size // stride)
         offsets = torch.arange(-((kernel - 1 - padding) // stride), (stride - 1 + padding) // stride + 1)
         first, last = int(offsets[0]), self.tiles - 1 + int(offsets[-1])
         before, after = max(0, -first), max(0, last - outputs + 1)
-        self.around_tiles = _Sliding(before, after, before + first, len(offsets), 1, self.tiles)
+        self.around_tiles = _Sliding(outputs, before, after, before + first, len(offsets), 1, self.tiles)
         taps = torch.arange(stride)[:, None] + padding - stride * offsets
         self.tap_index = taps.where((taps >= 0) & (taps < kernel), torch.tensor(-1))
 

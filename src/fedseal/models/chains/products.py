@@ -21,11 +21,11 @@ def products(left: Tensor, right: Tensor, onto: Tensor | None = None) -> Tensor:
     Args:
         left: [n, p, k], or one matrix [p, k] for all.
         right: [n, k, q], or one matrix [k, q] for all.
-        onto: an earlier result to add to, in place.
+        onto: [n, p, q], to add to; not to be used afterwards.
     """
     count = len(left) if left.dim() == 3 else len(right)
     if onto is not None:
-        return onto.baddbmm_(_stacked(left, count), _stacked(right, count))
+        return _stacked(onto, count).baddbmm_(_stacked(left, count), _stacked(right, count))
     made = _room(left, count, left.shape[-2], right.shape[-1])
     return torch.bmm(_stacked(left, count), _stacked(right, count), out=made)
 
