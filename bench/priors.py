@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,71 +39,17 @@ from fedseal.core.seeds import derive_seed
 from fedseal.defences.pipeline import build_defence
 from fedseal.metrics.baselines import mean_image
 from fedseal.metrics.image import psnr
-from fedseal.metrics.intervals import Interval, mean_interval
 from fedseal.metrics.matching import hungarian
 from fedseal.priors.plan import plan_for
 from fedseal.priors.production import produce_prior
+from priorbench.grid import COLUMNS, NETWORKS, PAIRS, PUBLIC, SECONDS, SHADOWS, STEPS, STRANGERS, TRIED, Row, every_row
+from priorbench.page import ignores, page
+from provenance import ROOT, made_from, of_one_state, state
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "results" / "priors.md"
-NETWORKS = {"lenet": "lenet:init=wide-uniform", "lenet-relu": "lenet-relu", "resnet10": "resnet10:width=8"}
-SECONDS = {"lenet": 0.35, "lenet-relu": 0.35, "resnet10": 1.5}
-"""Processor time for each target, by network; times the root of the batch size."""
-DEFENCES = ("gaussian:sigma=0.01", "none", "topk", "dgp", "refiner", "adadefense", "soteria")
-FIRST = "lenet/gaussian:sigma=0.01/1/cifar10"
-MANY, FEW, FEWEST = 16, 8, 4
-"""Targets of the first row, of LeNets' others, and of ResNets'."""
-_STRANGERS = 199
-_PAIRS = {"lenet": 24, "lenet-relu": 24, "resnet10": 12}
-"""Shadow targets `denoised` learns from."""
-_TRIED = {"lenet": (4, 34), "lenet-relu": (4, 34), "resnet10": (2, 12)}
-"""Iterations of the short runs that tell how many fit into the time."""
-PUBLIC = 3000
-SHADOWS = {"lenet": 4, "lenet-relu": 4, "resnet10": 2}
-"""Clients that are played to choose weights."""
-STEPS = {"ae": 200, "diffusion": 250, "patch": 10, "gan": 4000}
-"""Of the priors' trainings."""
-COLUMNS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "tv": ("ig:schedule=cosine,tv={weight:g}", (0.05, 0.5, 2.0)),
-    "ae": ("ig?schedule=cosine&tv=0&prior={file}&prior_weight={weight:g}", (0.01, 0.03, 0.1)),
-    "patch": ("ig?schedule=cosine&tv=0.05&prior={file}&prior_weight={weight:g}", (0.003, 0.03, 0.1)),
-    "diffusion": ("ig?schedule=cosine&tv=0.05&prior={file}&prior_weight={weight:g}", (0.003, 0.03, 0.1)),
-    "gan": ("ig?schedule=cosine&tv=0&prior={file}&prior_weight={weight:g}", (0.01, 0.1)),
-}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row: network, defence, batch size and data."""
-
-    network: str
-    defence: str
-    batch: int
-    data: str
-
-    @classmethod
-    def parse(cls, text: str) -> Row:
-        """Read network/defence/batch[/data]."""
-        network, defence, batch, *data = text.split("/")
-        return cls(network, defence, int(batch), data[0] if data else "cifar10")
-
-    def __str__(self) -> str:
-        return f"{self.network}/{self.defence}/{self.batch}/{self.data}"
-
-    @property
-    def targets(self) -> int:
-        """How many are attacked."""
-        few = FEWEST if self.network == "resnet10" else FEW
-        return MANY if str(self) == FIRST else few
-
-
-def every_row() -> list[Row]:
-    """Return all rows in the order they are worth running: the first, other data, single images, batches."""
-    rows = [Row.parse(FIRST), *(Row("lenet", defence, 1, "svhn") for defence in DEFENCES)]
-    rows += [
-        Row(network, defence, batch, "cifar10") for batch in (1, 4) for network in NETWORKS for defence in DEFENCES
-    ]
-    return list(dict.fromkeys(rows))
+PAGE = "docs/results/priors.md"
+MEASURED_BY = ("bench/priors.py", "bench/priorbench/grid.py")
+"""What decides figures, beside the package."""
 
 
 def main() -> None:
@@ -129,6 +75,7 @@ def main() -> None:
     wanted = [Row.parse(text) for text in given.rows.split(";")] if given.rows else every_row()
     for row in () if given.write else wanted:
         held = rows.setdefault(str(row), {"cells": {}})
+        held["states"] = sorted({*held.get("states", []), state()})
         try:
             for _ in _run(row, held, given.columns.split(","), given.data_root, given.out, not given.without_ideal):
                 write_atomically(kept, json.dumps(rows, indent=1).encode())
@@ -136,8 +83,10 @@ def main() -> None:
         except FedsealError as error:
             held["refused"] = str(error)
             write_atomically(kept, json.dumps(rows, indent=1).encode())
-    for place in (given.out / "priors.md", *([PAGE] if given.write else [])):
-        write_atomically(place, _page(rows).encode())
+    write_atomically(given.out / "priors.md", page(rows).encode())
+    if given.write:
+        of_one_state([one for row in rows.values() for one in row["states"]], MEASURED_BY)
+        write_atomically(ROOT / PAGE, page(rows, made_from()).encode())
 
 
 def _prior_file(kind: str, data_root: Path | None, out: Path) -> Path:
@@ -181,18 +130,18 @@ def _run(
         yield held
     if not lacking:
         return
-    aware, shadows, held["way"] = _better_way(aware, shadows, each, _TRIED[row.network])
+    aware, shadows, held["way"] = _better_way(aware, shadows, each, TRIED[row.network])
     observations = [_settled(one) for one in aware]
     for name in lacking:
         if name == "denoised":
             start = _prior_file("diffusion", data_root, out)
-            cells[name] = _polished(setup, seen, aware, cells["tv"], start, _PAIRS[row.network])
+            cells[name] = _polished(setup, seen, aware, cells["tv"], start, PAIRS[row.network])
         else:
             spec, weights = COLUMNS[name]
             file = None if name == "tv" else _prior_file(name, data_root, out)
             specs = [spec.format(weight=weight, file=file) for weight in weights]
             _refuse_overlap(specs[0], truths)
-            cells[name] = _column(setup, seen, observations, shadows, specs, each, _TRIED[row.network])
+            cells[name] = _column(setup, seen, observations, shadows, specs, each, TRIED[row.network])
         yield cells[name]
 
 
@@ -246,14 +195,9 @@ def _better_way(
         name: fmean(way.scores(attack.run_many(way.observations, budget, seeds)))
         for name, way in {"simulated": knowing, "ignored": ignoring}.items()
     }
-    if _ignores(reached):
+    if ignores(reached):
         return [_naive(one) for one in aware], ignoring, reached
     return aware, knowing, reached
-
-
-def _ignores(reached: dict[str, float]) -> bool:
-    """Return whether acting as one who does not know the defence did better on shadows."""
-    return bool(reached) and reached["ignored"] > reached["simulated"]
 
 
 def _naive(observation: Observation) -> Observation:
@@ -336,97 +280,12 @@ def _firsts(target: Target, answers: torch.Tensor, setup: Setup) -> int:
     """Return how many originals correlate with an answer more than any stranger of their class does."""
     first = 0
     for own, label in zip(target.originals.images, target.originals.labels, strict=True):
-        others = setup.strangers.images[setup.strangers.labels == label][:_STRANGERS]
+        others = setup.strangers.images[setup.strangers.labels == label][:STRANGERS]
         candidates = torch.cat([own[None], others]).flatten(1)
         both = torch.corrcoef(torch.cat([candidates, answers.flatten(1)]))
         best = both[: len(candidates), len(candidates) :].nan_to_num(-1).amax(1)
         first += int(best.argmax()) == 0
     return first
-
-
-def _page(rows: dict[str, dict[str, Any]]) -> str:
-    columns = [*COLUMNS, "denoised"]
-    shown = {name: row for name, row in rows.items() if row["cells"]}
-    differences = {name: _differences(row["cells"]) for name, row in shown.items()}
-    lines = [
-        "# Learned priors and total variation at equal processor time",
-        "",
-        "By `python bench/priors.py --data-root DIR` and `--write`, one core, beside other jobs. In each cell: mean",
-        "PSNR in dB over the targets (*found*), originals first among strangers by correlation (*singled out*),",
-        "processor seconds for each target, and iterations; below it the difference to `tv`, paired over targets,",
-        "with its 95 % interval. *Ideal* is what the update holds, read on the first target with a Gaussian prior:",
-        "others may tell more, and who has learned more of images than a Gaussian prior can find more;",
-        f"*guess* is the mean public image. The priors ([docs](../priors.md)) were trained on {PUBLIC:,} public",
-        "CIFAR-10 images, 15 to 62 s of one core each and `gan` 523 s, which is not in the time; nor that `denoised`",
-        "first attacks shadow targets, 24 of a LeNet and 12 of a ResNet, and learns from them; the denoiser it begins",
-        "with has seen some of their images. Weights were chosen on shadows that no prior was trained on, and so was",
-        "whether to simulate the defence. Labels are given. Budgets are small, so that a search for a whole page ends;",
-        f"a dash was not run. {MANY} targets in the first row, {FEW} in those of LeNets, {FEWEST} in those of",
-        "ResNets, whose intervals are wide; seed 0. Rows end in the data of the client: CIFAR-10 as the priors', or",
-        "SVHN, whose like they have never seen. `gan` of LeNets on CIFAR-10 at batch 1 was run after the other",
-        "columns, but for the first row, and chose anew whether to simulate.",
-        "",
-        "| network / defence / batch / data | guess | ideal | " + " | ".join(f"`{name}`" for name in columns) + " |",
-        "|" + "---|" * (len(columns) + 3),
-    ]
-    for name, row in shown.items():
-        away = differences[name]
-        cells = " | ".join(_cell(row["cells"].get(column), away.get(column)) for column in columns)
-        ideal = "unknown" if row.get("unread") else "–" if row.get("ideal") is None else f"{row['ideal']:.1f}"
-        lines.append(f"| {name} ({row['targets']}) | {row['guess']:.1f} | {ideal} | {cells} |")
-    missing = [str(row) for row in every_row() if str(row) not in shown]
-    unread: dict[str, list[str]] = {}
-    for name, row in shown.items():
-        if row.get("unread"):
-            unread.setdefault(row["unread"], []).append(name)
-    refused = [f"{name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
-    ignored = [name for name, row in shown.items() if _ignores(row.get("way", {}))]
-    lines += ["", f"The defence is ignored, as that did better on shadows, in: {', '.join(ignored) or 'no row'}."]
-    lines += ["", *_summary(shown, differences)]
-    lines += ["", f"Not run, so nothing is claimed of: {', '.join(missing)}."] if missing else []
-    for reason, names in unread.items():
-        lines += ["", f"What the update holds cannot be read in {', '.join(names)}: {reason}"]
-    lines += ["", "Refused: " + "; ".join(refused)] if refused else []
-    return "\n".join(lines) + "\n"
-
-
-def _summary(shown: dict[str, dict[str, Any]], differences: dict[str, dict[str, Interval]]) -> list[str]:
-    """Return a table of how often each column finds reliably more or less than total variation, and singles out."""
-    lines = [
-        "Over the rows that have the column, against `tv` (reliably: the interval excludes zero):",
-        "",
-        "| | rows | reliably nearer | reliably further | dB, least to most | singles out more | fewer |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for column in [*(name for name in COLUMNS if name != "tv"), "denoised"]:
-        rows = {name: found[column] for name, found in differences.items() if column in found}
-        if not rows:
-            continue
-        more = [shown[name]["cells"][column]["first"] - shown[name]["cells"]["tv"]["first"] for name in rows]
-        means = [away.mean for away in rows.values()]
-        lines.append(
-            f"| `{column}` | {len(rows)} | {sum(away.low > 0 for away in rows.values())} "
-            f"| {sum(away.high < 0 for away in rows.values())} | {min(means):+.1f} to {max(means):+.1f} "
-            f"| {sum(one > 0 for one in more)} | {sum(one < 0 for one in more)} |"
-        )
-    return lines
-
-
-def _differences(cells: dict[str, Any]) -> dict[str, Interval]:
-    """Return by column what it finds more than total variation, paired over targets."""
-    plain = cells["tv"]["psnr"]
-    return {
-        name: mean_interval([a - b for a, b in zip(cell["psnr"], plain, strict=True)])
-        for name, cell in cells.items()
-        if name != "tv"
-    }
-
-
-def _cell(cell: dict[str, Any] | None, away: Interval | None) -> str:
-    if cell is None:
-        return "–"
-    text = f"{cell['mean']:.2f}, {cell['first']}/{cell['ranked']}, {cell['seconds']:.2f} s, {cell['iterations']}"
-    return text if away is None else f"{text}<br>{away.mean:+.2f} [{away.low:+.2f}, {away.high:+.2f}]"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What `bench/priors.py` compares, and the page it makes of it."""
