@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def table(scenario: str, runs: Path) -> str:
 
 def render(page: Page, runs: Path) -> str:
     """Return a page's text: its words with each scenario's table where they ask for it, or behind them."""
-    tables = {scenario: table(scenario, runs).strip().replace("\n# ", "\n## ") for scenario in page.scenarios}
+    tables = {scenario: _lowered(table(scenario, runs).strip()) for scenario in page.scenarios}
     text = page.words
     for scenario in page.scenarios:
         if (asked := f"<!-- table: {scenario} -->") in text:
@@ -117,6 +118,11 @@ def render(page: Page, runs: Path) -> str:
         *(f"{_headed(scenario, found)}\n" for scenario, found in tables.items()),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _lowered(text: str) -> str:
+    """Return text with its headings a level lower, below the page's own."""
+    return re.sub(r"^#+ ", lambda found: "#" + found[0], text, flags=re.MULTILINE)
 
 
 def _headed(scenario: str, found: str) -> str:
