@@ -128,7 +128,7 @@ def _options() -> Options:
 def _control(options: Options) -> dict[str, Any]:
     """Attack an undefended ResNet by what is learned from public images."""
     setup = _set_up(CONTROL, 1, options)
-    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(CONTROL.targets)]
+    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(CONTROL.targets[1])]
     cell = _attacked(setup, seen, "learned", 1)
     assert cell is not None
     return {"cell": cell, "guess": _guessed(setup, seen)}
@@ -142,7 +142,7 @@ def _set_up(network: Network, batch: int, options: Options) -> Setup:
             "public_fraction": _PUBLIC_FRACTION,
             "client": {"batch_size": batch},
             "attacker": {"public_images": network.public},
-            "targets": network.targets,
+            "targets": network.targets[batch],
         }
     )
     return build_setup(scenario, data_root=options.data_root)
@@ -154,7 +154,7 @@ def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str
     if stage == "trained":
         model, accuracy = _trained(setup, network, options)
         setup = replace(setup, model=model)
-    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(network.targets)]
+    seen = [setup.observe(build_defence("none"), target, model=setup.model) for target in range(network.targets[batch])]
     iterations = network.iterations[batch]
     cells = {"auto": _attacked(setup, seen, "auto", iterations)}
     assert cells["auto"] is not None
@@ -171,7 +171,7 @@ def _row(network: Network, batch: int, stage: str, options: Options) -> dict[str
         "difference": mean_interval([ours - theirs for ours, theirs in pairs]).as_dict(),
         "guess": _guessed(setup, seen),
         "accuracy": accuracy,
-        "targets": network.targets,
+        "targets": network.targets[batch],
         "public": network.public,
     }
 
