@@ -30,7 +30,7 @@ from fedseal.audit.runner import open_run  # noqa: E402
 from fedseal.report.protocol import render_protocol_markdown  # noqa: E402
 from fedseal.report.utility import render_utility  # noqa: E402
 from fedseal.training.run import open_training  # noqa: E402
-from provenance import changed, made_from  # noqa: E402
+from provenance import changed, made_from, of_one_state, state  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,11 @@ def main() -> None:
     for page in [known[name] for name in given.names or known]:
         if found := changed([f"docs/results/{scenario}" for scenario in page.scenarios]):
             raise SystemExit("commit first, so that the page can name a commit:\n" + "\n".join(found))
+        kept = ROOT / given.runs / f"{page.name}.state"
         if not given.render:
             run(page, given.runs, given.data_root)
+            kept.write_text(state(), encoding="utf-8")
+        of_one_state([kept.read_text(encoding="utf-8") if kept.is_file() else "unknown"], ())
         (HERE / f"{page.name}.md").write_text(render(page, given.runs), encoding="utf-8")
 
 

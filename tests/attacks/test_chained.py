@@ -197,6 +197,17 @@ def test_convolutions_of_any_geometry_equal_their_definition(
     assert torch.allclose(linear.pull_each(linear.windows(y), shared, y), 2 * linear.pull(y), atol=1e-5)
 
 
+def test_single_precision_without_one_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 12, 5, 2, 2)
+    stage = Link("c", convolution, convolution.weight.detach(), None, (3, 15, 15), (12, 8, 8))
+    x, y = torch.rand(2, 3, 3, 15, 15), torch.rand(2, 3, 12, 8, 8)
+    monkeypatch.setattr("fedseal.models.chains.maps._one_dnn_takes", lambda x: False)
+    linear = linear_map(stage)
+    assert torch.allclose(linear.push(x)[1], stage.apply(x[1]), atol=1e-5)
+    assert torch.allclose(linear.pull(y)[1], stage.apply_transposed(y[1]), atol=1e-5)
+
+
 def test_a_lane_convolves_to_the_same_bits_alone() -> None:
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, 12, 5, 2, 2)
