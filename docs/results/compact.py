@@ -10,6 +10,7 @@ from fedseal.metrics.intervals import Interval
 from fedseal.report import words
 from fedseal.report.markdown import escaped
 from fedseal.report.matrix import Matrix, matrices
+from fedseal.training.run import TrainingRun, Utility
 
 KEY = (
     "In each cell of an audit: the mean score with its 95 % interval over n updates, then how many originals\n"
@@ -18,6 +19,12 @@ KEY = (
 
 _SEVERAL = 2
 
+TRAINING_KEY = (
+    "In each row of a training: accuracy in per cent after the last round, and PMM, 100 times the accuracy over the\n"
+    "undefended twin's, which has the same data, weights and batches: means over seeds with their 95 % intervals, or,\n"
+    "below four seeds, with each seed's. Then the bytes of one upload and the seconds of a round, beside other jobs."
+)
+
 
 def render_compact(run: Run) -> str:
     """Return the tables; a heading before each where there are several."""
@@ -25,6 +32,54 @@ def render_compact(run: Run) -> str:
     return "\n".join(
         (f"### {escaped(one.scenario)}\n\n" if len(found) >= _SEVERAL else "") + _table(one) for one in found
     )
+
+
+def render_training(run: TrainingRun) -> str:
+    """Return a training's setting, its table, and what clients' defences say of themselves."""
+    lines = [_setting(run), "", _line(["defence", "accuracy", "PMM", "upload", "s per round"]), "|---" * 5 + "|"]
+    for one in run.utilities:
+        upload, seconds = words.size(one.bytes_up), words.significant(one.seconds)
+        lines.append(_line([f"`{one.defence}`", _accuracy(one), _kept(run, one), upload, seconds]))
+    told = [
+        f"- `{one.defence}`, seed {run.scenario.seeds[0]}: {said}." for one in run.utilities for said in one.remarks
+    ]
+    return "\n".join([*lines, *(["", *told] if told else [])])
+
+
+def _setting(run: TrainingRun) -> str:
+    scenario, federation = run.scenario, run.scenario.federation
+    steps = "one gradient" if federation.algorithm == "fedsgd" else f"{federation.local_steps} local steps"
+    rates = {"client momentum": federation.momentum, "server momentum": federation.server_momentum}
+    moments = "".join(f", {name} {value:g}" for name, value in rates.items() if value)
+    return (
+        f"`{scenario.model}`, {run.environment['training images']} images of `{scenario.data}` "
+        f"({run.test_images} more for testing), {scenario.clients} clients, `{scenario.partition}`; "
+        f"{federation.rounds} rounds of {steps}, batches of {federation.batch_size}, {federation.optimiser}, rate "
+        f"{federation.learning_rate:g}{moments}. Chance: {run.chance:.0%}."
+    )
+
+
+def _accuracy(one: Utility) -> str:
+    if one.accuracy is None:
+        return f"not trained: {one.refused}"
+    ends = [training.history.curve[-1][1] for training in one.trainings if training.history is not None]
+    return _of_seeds(one.accuracy, ends, 100) + ("" if one.learnt else " (chance)")
+
+
+def _kept(run: TrainingRun, one: Utility) -> str:
+    if one.pmm is None:
+        return words.ABSENT
+    twins = {training.seed: training.history for training in run.utilities[0].trainings}
+    pairs = [(training.history, twins.get(training.seed)) for training in one.trainings]
+    ends = [own.curve[-1][1] / twin.curve[-1][1] for own, twin in pairs if own is not None and twin is not None]
+    return _of_seeds(one.pmm, [100 * end for end in ends], 1)
+
+
+def _of_seeds(mean: Interval, each: list[float], unit: float) -> str:
+    """Return a mean with its interval, or with what it is the mean of."""
+    ends = each if mean.low is None or mean.high is None else [mean.low, mean.high]
+    told = ", ".join(f"{unit * end:.1f}" for end in ends)
+    return f"{unit * mean.mean:.1f} " + (f"({told})" if ends is each else f"[{told}]")
 
 
 def _table(matrix: Matrix) -> str:

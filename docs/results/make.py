@@ -24,13 +24,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path += [str(HERE), str(ROOT / "bench")]
 
-from compact import KEY, render_compact  # noqa: E402
+from compact import KEY, TRAINING_KEY, render_compact, render_training  # noqa: E402
 
 from fedseal.audit.runner import open_run  # noqa: E402
 from fedseal.report.protocol import render_protocol_markdown  # noqa: E402
-from fedseal.report.utility import render_utility  # noqa: E402
 from fedseal.training.run import open_training  # noqa: E402
 from provenance import changed, made_from, of_one_state, state  # noqa: E402
+
+KEYS = {"audit": KEY, "train": TRAINING_KEY}
+"""How tables are read, by what made them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def table(scenario: str, runs: Path) -> str:
     if verb(scenario) == "protocol":
         return render_protocol_markdown(open_run(out))
     if verb(scenario) == "train":
-        return render_utility(open_training(out))
+        return render_training(open_training(out))
     return render_compact(open_run(out))
 
 
@@ -112,7 +114,12 @@ def render(page: Page, runs: Path) -> str:
         *(f"    fedseal prepare {options} --data-root DIR" for options in page.prepared),
         *(f"    {command(scenario)}" for scenario in page.scenarios),
         "",
-        *([KEY, ""] if any(verb(scenario) == "audit" for scenario in page.scenarios) else []),
+        *(
+            line
+            for kind, key in KEYS.items()
+            if kind in {verb(scenario) for scenario in page.scenarios}
+            for line in (key, "")
+        ),
         text,
         "",
         *(f"{_headed(scenario, found)}\n" for scenario, found in tables.items()),
