@@ -264,14 +264,14 @@ def _seer_section(weapons: list[Trained]) -> str:
     whole = sum(one.flagged == 1 for one in weapons)
     least = min(one.flagged for one in weapons)
     limit = THRESHOLDS["single direction"]
-    return f"""The models that SEER's CPU preset trained for [lids.md](lids.md), each looked at by clients with
+    return f"""The models that SEER's CPU preset trained (`bench/lids.py`), each looked at by clients with
 {BATCHES} batches of 8 real images and batch statistics: {whole} of {len(weapons)} are flagged on every batch, all on
 {least:.0%} of the batches or more. They keep the D-SNR low, as their paper says, and it does not tell them from honest
 training. What does is their last layer: it serves a decoder and not classes, so most of its energy lies in one
 direction, and one sample's features outweigh the others'. The check multiplies both and needs eight classes; its limit
 of {limit:g} was chosen with these attackers and the calibration seeds in sight.
 
-What passes: attackers trained for several clients (`mode=thresh`, [seer-clients.md](seer-clients.md)), which isolate a
+What passes: attackers trained for several clients (`mode=thresh`, `bench/seer_clients.py`), which isolate a
 sample only now and then, on most batches; and a narrow one trained on digits of 8 x 8 pixels (`convbn:width=8`, 0.1 to
 0.3). The authors' preset, which reads all layers, and a server that adds a classification loss were not tried.
 

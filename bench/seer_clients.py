@@ -44,7 +44,7 @@ Regenerate with (attackers are trained once, in minutes, and kept in the cache):
     python bench/seer_clients.py bench/lids.yaml --data-root DIR --write bench/out/seer-clients.md
 
 The server sees the sum of all clients' gradients alone: FedSGD, batches of {batch}, each client with batch statistics
-of its own, data and model as in [lids.md](lids.md), real images the attacker never saw, {steps} steps of training.
+of its own, real images the attacker never saw, {steps} steps of training.
 `thresh` is trained for so many clients with a threshold that is meant to be passed by one image of one client; `max`
 is the attacker of a single client, on the same rounds. Brackets are 95 % bootstrap intervals over rounds.
 

@@ -101,7 +101,7 @@ def sections(docstring: str) -> dict[str, str]:
         found["Method"].append(pieces[0].strip())
         for word, _, body in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             title = next(title for mark, title in SECTIONS.items() if re.fullmatch(mark, word))
-            end = re.search(r"(?<=\.)\s", body) if title == "Threat model" else None
+            end = re.search(r"(?<=\.)(?<! al\.)\s", body) if title == "Threat model" else None
             found.setdefault(title, []).append(body[: end.start()] if end else body.strip())
             if end:
                 found["Method"].append(body[end.end() :].strip())

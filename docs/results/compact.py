@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
@@ -44,6 +45,24 @@ def render_training(run: TrainingRun) -> str:
         f"- `{one.defence}`, seed {run.scenario.seeds[0]}: {said}." for one in run.utilities for said in one.remarks
     ]
     return "\n".join([*lines, *(["", *told] if told else [])])
+
+
+def render_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `fedseal infer --json` answered: a row for each defence, a column for each score."""
+    scores = list(dict.fromkeys(one["score"] for one in outcomes))
+    found = {(one["defence"], one["score"]): one for one in outcomes}
+    lines = [_line(["defence", *scores]), "|---" * (len(scores) + 1) + "|"]
+    for defence in dict.fromkeys(one["defence"] for one in outcomes):
+        lines.append(_line([f"`{defence}`", *(_told(found.get((defence, score))) for score in scores)]))
+    return "\n".join(lines)
+
+
+def _told(outcome: Mapping[str, Any] | None) -> str:
+    """Return an area under the curve and the share found at few false alarms, with their intervals."""
+    if outcome is None:
+        return ""
+    told = "{auc:.2f} [{auc_low:.2f}, {auc_high:.2f}]".format(**outcome)
+    return ", ".join([told, *("{found:.0%} [{low:.0%}, {high:.0%}]".format(**rate) for rate in outcome["rates"][:1])])
 
 
 def _setting(run: TrainingRun) -> str:

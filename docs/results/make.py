@@ -10,6 +10,7 @@ are there, after their words (`PAGE/words.md`) have changed. Words say by `<!-- 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path += [str(HERE), str(ROOT / "bench")]
 
-from compact import KEY, TRAINING_KEY, render_compact, render_training  # noqa: E402
+from compact import KEY, TRAINING_KEY, render_compact, render_outcomes, render_training  # noqa: E402
 
 from fedseal.audit.runner import open_run  # noqa: E402
 from fedseal.report.protocol import render_protocol_markdown  # noqa: E402
@@ -37,12 +38,23 @@ KEYS = {"audit": KEY, "train": TRAINING_KEY}
 
 @dataclass(frozen=True)
 class Page:
-    """One page: its title, what is prepared for it, and the scenarios it audits or trains, in this order."""
+    """One page.
+
+    Attributes:
+        name: of its file, and of the folder with its words.
+        title: its heading.
+        scenarios: what it audits or trains, in this order.
+        prepared: options of `fedseal prepare`, called before.
+        asked: options of `fedseal infer`, called behind.
+        path: where models are that are no part of the package.
+    """
 
     name: str
     title: str
     scenarios: tuple[str, ...]
     prepared: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    path: str = ""
 
     @property
     def words(self) -> str:
@@ -54,7 +66,14 @@ def pages() -> dict[str, Page]:
     """Return all pages by name."""
     found = yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
     return {
-        name: Page(name, about["title"], tuple(about["scenarios"]), tuple(about.get("prepare", ())))
+        name: Page(
+            name,
+            about["title"],
+            tuple(about["scenarios"]),
+            tuple(about.get("prepare", ())),
+            tuple(about.get("infer", ())),
+            about.get("path", ""),
+        )
         for name, about in found.items()
     }
 
@@ -75,17 +94,34 @@ def command(scenario: str) -> str:
     return f"fedseal {verb(scenario)} docs/results/{scenario} --data-root DIR --out {out_of(scenario, Path('runs'))}"
 
 
+def answer_to(page: Page, number: int, runs: Path) -> Path:
+    """Return where the answer to one of a page's questions is kept, seen from the repository."""
+    return runs / f"{page.name}-infer-{number}.json"
+
+
 def run(page: Page, runs: Path, data_root: Path | None) -> None:
-    """Run what is left of a page's preparations and scenarios."""
+    """Run what is left of a page's preparations, scenarios and questions."""
     environment = os.environ | ({"FEDSEAL_DATA": str(data_root.absolute())} if data_root else {})  # in no run's command
-    calls = [["prepare", *shlex.split(options)] for options in page.prepared]
+    if page.path:
+        environment |= {"PYTHONPATH": os.pathsep.join([page.path, os.environ.get("PYTHONPATH", "")])}
+    for options in page.prepared:
+        _call(["prepare", *shlex.split(options)], environment)
     for scenario in page.scenarios:
         out = str(out_of(scenario, runs))
-        calls.append([verb(scenario), f"docs/results/{scenario}", "--out", out, "--workers", "1"])
-    for call in calls:
-        done = subprocess.run([sys.executable, "-m", "fedseal", *call], cwd=ROOT, env=environment, check=False)
-        if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
-            raise SystemExit(f"{' '.join(call)} ended with {done.returncode}")
+        _call([verb(scenario), f"docs/results/{scenario}", "--out", out, "--workers", "1"], environment)
+    for number, options in enumerate(page.asked):
+        kept = ROOT / answer_to(page, number, runs)
+        if not kept.is_file():
+            kept.write_bytes(_call(["infer", *shlex.split(options), "--json"], environment, piped=True))
+
+
+def _call(arguments: list[str], environment: dict[str, str], *, piped: bool = False) -> bytes:
+    """Call fedseal, and return what it printed if that is piped."""
+    words = [sys.executable, "-m", "fedseal", *arguments]
+    done = subprocess.run(words, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE if piped else None)
+    if done.returncode not in {0, 1, 3}:  # 1 is a leak that was found, 3 trials that failed and are shown as such
+        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}")
+    return done.stdout or b""
 
 
 def table(scenario: str, runs: Path) -> str:
@@ -101,10 +137,14 @@ def table(scenario: str, runs: Path) -> str:
 def render(page: Page, runs: Path) -> str:
     """Return a page's text: its words with each scenario's table where they ask for it, or behind them."""
     tables = {scenario: _lowered(table(scenario, runs).strip()) for scenario in page.scenarios}
+    for number, options in enumerate(page.asked):
+        answer = json.loads((ROOT / answer_to(page, number, runs)).read_text(encoding="utf-8"))
+        tables[shlex.split(options)[0]] = render_outcomes(answer).strip()
     text = page.words
-    for scenario in page.scenarios:
-        if (asked := f"<!-- table: {scenario} -->") in text:
-            text = text.replace(asked, tables.pop(scenario))
+    for name in tuple(tables):
+        if (asked := f"<!-- table: {name} -->") in text:
+            text = text.replace(asked, tables.pop(name))
+    within = f"PYTHONPATH={page.path} " if page.path else ""
     lines = [
         f"# {page.title}",
         "",
@@ -112,7 +152,8 @@ def render(page: Page, runs: Path) -> str:
         f"by `python docs/results/make.py {page.name}`, that is",
         "",
         *(f"    fedseal prepare {options} --data-root DIR" for options in page.prepared),
-        *(f"    {command(scenario)}" for scenario in page.scenarios),
+        *(f"    {within}{command(scenario)}" for scenario in page.scenarios),
+        *(f"    {within}fedseal infer {options} --data-root DIR" for options in page.asked),
         "",
         *(
             line

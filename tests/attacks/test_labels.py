@@ -203,8 +203,12 @@ def observe_striped(model: nn.Module, labels: Tensor, auxiliary: Batch | None) -
 def test_public_data_give_the_softmax_of_each_class(trained: nn.Module):
     labels = torch.tensor([0] * 12 + [1] * 5 + [2] * 2 + [7])
     public = striped(torch.arange(10).repeat_interleave(60), 5)
-    with_public = LABEL_RULES.build("identity")(observe_striped(trained, labels, public), 0).labels
+    seen = observe_striped(trained, labels, public)
+    guess = LABEL_RULES.build("identity")(seen, 0)
+    with_public = guess.labels
     with_noise = LABEL_RULES.build("identity-noise")(observe_striped(trained, labels, None), 0).labels
+    assert "labels were inferred with 600 public images" in guess.notes
+    assert seen.knowledge.ledger()["labels"].endswith("which may use the public data")
     assert label_accuracy(labels, with_public) >= 0.8
     assert label_accuracy(labels, with_public) > label_accuracy(labels, with_noise)
 

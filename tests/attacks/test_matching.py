@@ -12,8 +12,11 @@ from torch import nn
 from fedseal.attacks.matching.groups import best_shifts, consensus_of
 from fedseal.attacks.matching.priors import bn_distance, total_variation
 from fedseal.attacks.matching.surroundings import median_filter
+from fedseal.audit.scenario import Scenario
+from fedseal.audit.setup import build_setup
 from fedseal.core.attack import ATTACKS, Budget
 from fedseal.core.batch import Normalisation
+from fedseal.core.defence import Defence
 from fedseal.core.errors import CapabilityError, InputError, TrialError, UsageError
 from fedseal.core.observation import Observation, Update
 from fedseal.defences.pipeline import build_defence
@@ -218,3 +221,21 @@ def test_a_start_that_diverges_is_discarded_and_counted(toy_net: Callable, obser
 def test_options_without_meaning_are_refused_at_once(spec: str) -> None:
     with pytest.raises(UsageError, match=r"must be|should be"):
         ATTACKS.build(spec)
+
+
+def test_who_knows_something_of_each_client_still_tells_a_listener_of_all():
+    """Batch statistics are of one client each, so targets are attacked one by one; 0.1 told nobody of it."""
+    client = {"batch_size": 2, "bn_mode": "train-exact-stats"}
+    setup = build_setup(
+        Scenario.model_validate({"data": "faces:size=16", "model": "resnet10:width=2", "client": client, "targets": 2})
+    )
+    model = setup.wrapped_model(Defence(), "none")
+    seen = [setup.observe(Defence(), place, model=model).observation for place in range(2)]
+    told: list[tuple[float, tuple[int, ...]]] = []
+    ATTACKS.build("gradinversion").run_many(
+        seen, Budget(2, 1), [0, 1], lambda done, images: told.append((done, tuple(images.shape)))
+    )
+    assert {shape for _, shape in told} == {(2, 2, 1, 16, 16)}
+    done = [share for share, _ in told]
+    assert done == sorted(done)
+    assert done[0] <= 0.5 < done[-1] == 1.0

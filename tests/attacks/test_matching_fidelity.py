@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,6 +77,18 @@ def test_of_several_local_steps_every_image_is_penalised(observe: Callable):
     whole = _penalty(spec, seen, truth.images)
     dark = torch.cat([-truth.images[:2], truth.images[2:]])
     assert _penalty(spec, seen, dark) != pytest.approx(whole, rel=1e-3)
+
+
+def test_the_first_of_several_clients_is_penalised_too(observe: Callable):
+    """0.1 took the activations of the last pass alone, which is the last client's."""
+    seen, truth = observe(Calls(F.relu), batch_size=4)
+    of_two = replace(seen, knowledge=replace(seen.knowledge, clients=2, batch_size=2))
+    spec = "fedleak:tv=0,activation=1,activation_norm=l1"
+    whole = _penalty(spec, of_two, truth.images)
+    for places in (slice(0, 2), slice(2, 4)):
+        dark = truth.images.clone()
+        dark[places] *= -1
+        assert _penalty(spec, of_two, dark) != pytest.approx(whole, rel=1e-3), places
 
 
 def test_a_model_without_activations_is_said_to_have_none(observe: Callable):

@@ -274,3 +274,14 @@ def test_what_a_client_cannot_do_is_refused_in_words(client: dict[str, object], 
 def test_passes_are_of_first_rounds():
     with pytest.raises(ValueError, match=r"set client\.local_steps"):
         Scenario(client={"local_epochs": 2}, stage={"round": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("aggregate", "said"), [(2, True), (1, False)])
+def test_who_cannot_unroll_several_clients_says_that_steps_were_averaged(aggregate: int, said: bool):
+    client = {"batch_size": 1, "local_steps": 2, "aggregate": aggregate}
+    given = {"data": "faces:size=8", "model": "mlp:width=8", "client": client, "targets": 1}
+    seen = build_setup(Scenario.model_validate(given)).observe(Defence(), 0).observation
+    notes = ATTACKS.build("ig:local_steps=unroll").run(seen, Budget(1, 1), 0).notes
+    assert any("averaged, not unrolled: the update is the mean of 2 clients" in note for note in notes) is said
+    course = "whose course nobody can follow: only the mean of 2 clients is seen"
+    assert (course in seen.knowledge.ledger()["local steps"]) is said

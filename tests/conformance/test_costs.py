@@ -207,14 +207,20 @@ def test_reported_epsilon_is_that_of_dp_accounting_where_batches_are_poisson_sam
     assert done.cost.epsilon_accounted == pytest.approx(accountant.get_epsilon(delta), rel=0.01)
 
 
-def test_reported_epsilon_is_an_independent_accountants():
-    """DP-SGD on all of a client's data: T releases are one of sensitivity sqrt(T) C, whose delta is known exactly."""
+@pytest.mark.parametrize(
+    ("spec", "clipped"),
+    [("dp-sgd:clip=1", "whole"), ("gaussian:clip=1", "whole"), ("fed-cdp:clip=1", "tensors")],
+)
+def test_reported_epsilon_is_an_independent_accountants(spec: str, clipped: str):
+    """On all of a client's data: T releases, each of one vector or of one a tensor, are one of sensitivity sqrt(T) C or
+    sqrt(T tensors) C, whose delta is known exactly."""
     sigma, rounds, delta = 4.0, 6, 1e-5
     model = build_model("lenet-relu", input_shape=SHAPE, num_classes=4, seed=0)
     config = FederationConfig(algorithm="fedsgd", rounds=rounds, batch_size=None, vectorise="never")
-    defence = build_defence(f"dp-sgd:sigma={sigma},clip=1,delta={delta}")
+    defence = build_defence(f"{spec},sigma={sigma}")
     history = simulate(config, model, [_data(0)], _data(9).data, defence).history
-    mu = math.sqrt(rounds) / sigma
+    releases = rounds * (1 if clipped == "whole" else len(list(model.parameters())))
+    mu = math.sqrt(releases) / sigma
 
     def excess(epsilon: float) -> float:
         """Balle and Wang 2018, Theorem 5: the Gaussian mechanism's delta at epsilon, less the one that is allowed."""

@@ -174,6 +174,9 @@ def test_the_broadcast_set_is_counted_once_up_and_down_for_everyone_else():
     ).history.rounds
     (location,) = told
     assert record.bytes_up == sum(uploads) + location
+    sizes = [p.numel() for p in model.parameters()]
+    told_apart = sum(math.log2(math.comb(size, math.ceil(0.4 * size))) for size in sizes) / 8
+    assert told_apart <= location <= sum(sizes) / 8 + 96 * len(sizes)  # no code takes less; a bit for each and headers
     values = record.bytes_down - 3 * location
     assert values % 4 == 0
     entries = sum(math.ceil(0.4 * p.numel()) for p in model.parameters())

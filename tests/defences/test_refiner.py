@@ -26,7 +26,7 @@ from fedseal.defences.refiner.defence import Refiner
 from fedseal.defences.refiner.memory import RefinedMemory
 from fedseal.defences.refiner.passes import ClientPasses, blend
 from fedseal.defences.refiner.privacy import mse_judge, noise_judge
-from fedseal.defences.refiner.projection import Ball, distance, project
+from fedseal.defences.refiner.projection import Ball, distance, norm, project
 from fedseal.defences.refiner.refinement import Descent, refine
 from fedseal.defences.refiner.utility import (
     BatchUtility,
@@ -522,10 +522,10 @@ class TestRelativeBall:
         assert 0 < share <= 0.05 * (1 + 1e-3)
 
     def test_scaling_the_loss_scales_the_ball(self):
-        one = {"w": torch.ones(4)}
+        one = float(norm({"w": torch.ones(4)}))
         assert Ball(None, 0.5).radius(one) == pytest.approx(1.0)
-        assert Ball(None, 0.5).radius({"w": 10 * one["w"]}) == pytest.approx(10.0)
-        assert Ball(0.1).radius({"w": 10 * one["w"]}) == 0.1
+        assert Ball(None, 0.5).radius(10 * one) == pytest.approx(10.0)
+        assert Ball(0.1).radius(10 * one) == 0.1
 
     def test_the_paper_preset_has_the_published_ball_and_others_a_relative_one(self):
         assert (built(preset="paper").ball.size, built(preset="paper").ball.is_relative) == (0.1, False)
@@ -550,3 +550,15 @@ def test_an_audit_finds_a_projection_that_dominates():
     found = [finding for finding in examine(build_setup(scenario)) if finding.topic == "projection"]
     assert [finding.text.split()[0] for finding in found] == ["refiner:epsilon_relative=0.01"]
     assert found[0].severity == "warning"
+
+
+def test_an_audit_says_on_which_network_the_default_hardly_refines_and_why():
+    """On ReLU the refined gradient goes 10 to 40 % of the norm away; on the sigmoid at its initial weights 0.1 %."""
+    for network, named in (("lenet-sigmoid", True), ("lenet-relu", False)):
+        setup = build_setup(Scenario(data="faces", model=network, defences=("refiner",), targets=1))
+        found = [finding for finding in examine(setup) if finding.topic == "hardly refined"]
+        assert bool(found) is named, network
+        for finding in found:
+            assert "so the ball is not reached" in finding.text
+            assert "sigmoids at their initial weights" in finding.text
+            assert "A larger `epsilon` changes nothing here" in finding.advice

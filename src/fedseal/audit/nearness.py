@@ -73,7 +73,7 @@ def _hardly_changed(row: Row) -> Iterator[Finding]:
             severity="warning",
             topic="hardly changed",
             text=f"{row.defence} {what.format(where, _per_cent(max(near.values())))}: {so}.",
-            advice="Take a stronger setting before you judge the defence by this.",
+            advice="Take a stronger setting before you judge the defence by this, or another defence where none helps.",
         )
         return
 

@@ -219,14 +219,15 @@ class Refiner(Defence):
         """Bring the refined gradient within the ball round the true one; of texts, send nothing of embeddings."""
         if not self.acts:
             return gradient
-        radius = self.ball.radius(self._true)
+        size = float(norm(self._true))
+        radius = self.ball.radius(size)
         sent, gap, projected = project(gradient if self._sent is None else self._sent, self._true, radius)
         if self._sent is not None:
             sent = without_embeddings(sent, gradient)
         self._true = {}
         self._radius = radius if context.step == 0 else self._radius + radius
         if self._seen is not None:
-            self._seen = replace(self._seen, gap=gap, projected=projected, radius=radius)
+            self._seen = replace(self._seen, gap=gap, size=size, projected=projected, radius=radius)
         return sent
 
     def on_update(self, update: Tensors, context: RoundContext) -> Tensors:
@@ -253,7 +254,7 @@ class Refiner(Defence):
         return CostReport(state_bytes=report.state_bytes, extra_passes=self._passes, remarks=(self._seen.remark(),))
 
     def caveats(self) -> tuple[Caveat, ...]:
-        """Say of the last round when the projection has given most of the true gradient back."""
+        """Say of the last step when nearly the true gradient was sent, and why."""
         return () if self._seen is None else self._seen.caveats()
 
     def attacker_view(self) -> AttackerView:

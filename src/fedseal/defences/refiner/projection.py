@@ -34,9 +34,9 @@ class Ball:
         assert chosen is not None
         return chosen
 
-    def radius(self, true: Tensors) -> float:
-        """Return the radius round a true gradient."""
-        return self.size * float(norm(true)) if self.is_relative else self.size
+    def radius(self, norm: float) -> float:
+        """Return the radius round a true gradient of a norm."""
+        return self.size * norm if self.is_relative else self.size
 
 
 def norm(gradient: Tensors) -> Tensor:

@@ -10,6 +10,8 @@ from fedseal.defences.refiner.refinement import Refined
 
 MOSTLY_TRUE = 0.5
 """Below this share of the way to the refined gradient the projection decides what is sent, not the refinement."""
+HARDLY = 0.05
+"""Below this share of the true gradient's norm a refined gradient that was sent as it is is nearly the true one."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Step:
         noise: D(x*).
         error: MSE(x*, x).
         gap: |g* - g|.
+        size: |g|.
         projected: whether the upload was moved towards the true gradient.
         radius: of the ball.
         kept: share of the words that are nearest to their own vectors; None of images.
@@ -30,6 +33,7 @@ class Step:
     noise: float
     error: float
     gap: float = 0.0
+    size: float = 0.0
     projected: bool = False
     radius: float = float("inf")
     kept: float | None = None
@@ -58,11 +62,19 @@ class Step:
         return Channel(deviation=min(radius, self.gap), fed=not self.projected and self.kept is None)
 
     def caveats(self) -> tuple[Caveat, ...]:
-        """Say when the projection has given most of the true gradient back."""
-        if self.refined_share >= MOSTLY_TRUE:
-            return ()
-        text = (
-            f"sends mostly the true gradient: refined images are {self.gap:.3g} away from it, and the ball of "
-            f"{self.radius:.3g} lets {100 * self.refined_share:.0f} % of that way pass."
-        )
-        return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
+        """Say when what is sent is nearly the true gradient: given back by the projection, or never left."""
+        if self.refined_share < MOSTLY_TRUE:
+            text = (
+                f"sends mostly the true gradient: refined images are {self.gap:.3g} away from it, and the ball of "
+                f"{self.radius:.3g} lets {100 * self.refined_share:.0f} % of that way pass."
+            )
+            return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
+        if self.gap < HARDLY * self.size:
+            text = (
+                f"sends nearly the true gradient: that of refined images is {100 * self.gap / self.size:.2g} % of its "
+                "norm away, so the ball is not reached. The gradient of this model hardly depends on its images, as "
+                "with sigmoids at their initial weights, so that images far from the private ones have it too."
+            )
+            advice = "A larger `epsilon` changes nothing here; add noise (`refiner+gaussian`), or take another defence."
+            return (Caveat("hardly refined", text, advice),)
+        return ()
