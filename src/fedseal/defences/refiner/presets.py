@@ -14,10 +14,10 @@ Preset: TypeAlias = Literal["calibrated", "paper", "fast"]
 DEFAULT_SHARE = 0.5
 """Of the gradient's norm, the radius of the ball if none is given.
 
-Measured on CIFAR-10, 3 batches each of 1, 8 and 32 images: the refined gradient is 0.1 % away from the true one on the
-sigmoid LeNet, 7 to 17 % with DLG's wide weights, 27 to 40 % with ReLU. Half of the norm leaves the refinement alone on
-all of them; the paper's radius of 0.1 is 6 % of the norm at batch 1 and half of it at 32 with ReLU, and less than 1 %
-with wide weights.
+Chosen by docs/results/refiner-ball.md: on CIFAR-10 the refined gradient is a thousandth of the norm away from the true
+one on the sigmoid LeNet, 6 to 14 % on average with DLG's wide weights and 27 to 31 % with ReLU, at batches of 1, 8 and
+32. Half of the norm leaves the refinement alone on all of them but for single batches; the paper's radius of 0.1 is 7 %
+of the norm at batch 1 and 41 % at 32 with ReLU, and less than 1 % with wide weights.
 """
 
 
