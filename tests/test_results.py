@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {"README", "claims", "modern", "priors", "tables", "text"}
 """The index, the ledger of claims, and pages that wait for the rest of their runs."""
-WRITTEN = {"auto": ("bench/auto.py", "bench/autobench/networks.py")}
+WRITTEN = {
+    "auto": ("bench/auto.py", "bench/autobench/networks.py"),
+    "refiner-ball": ("bench/refiner_ball.py",),
+}
 """Pages that benchmarks write, and what decides their figures beside the package."""
 MADE = re.compile(r"Made from commit `([0-9a-f]{40})` \(`src/fedseal`: tree `([0-9a-f]{40})`\)")
 
