@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedseal.attacks.matching.weighing import Reached, Weighed
 from fedseal.audit.scenario import Scenario
 from fedseal.audit.setup import build_setup, make_aware
 from fedseal.core.attack import ATTACKS, Budget
@@ -42,6 +43,25 @@ def test_a_view_that_misleads_is_left_aside():
     aware = attacked(Misleading(), aware=True, spec="none")
     assert torch.equal(naive.images, aware.images)
     assert any("the defence is ignored in matching: on 4 rehearsals" in note for note in aware.notes)
+
+
+@pytest.mark.parametrize(
+    ("knowing", "ignoring", "ignored"),
+    [
+        (Reached(14.3, 0.42), Reached(14.1, 0.50), True),  # Refiner's prior on a LeNet: it named 6 of 64, not 36
+        (Reached(14.1, 0.50), Reached(14.6, 0.42), False),
+        (Reached(20.0, 0.42), Reached(14.1, 0.50), False),
+        (Reached(14.1, 0.50), Reached(20.0, 0.42), True),
+        (Reached(14.1, 0.50), Reached(14.2, 0.50), False),
+        (Reached(14.1, 0.50), Reached(14.5, 0.50), True),
+        (Reached(float("-inf"), -1.0), Reached(14.1, 0.50), True),
+        (Reached(14.1, 0.50), Reached(float("-inf"), -1.0), False),
+    ],
+)
+def test_of_two_ways_that_come_as_near_the_one_is_taken_that_points_better(
+    knowing: Reached, ignoring: Reached, ignored: bool
+):
+    assert Weighed(knowing, ignoring).ignores is ignored
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from fedseal.core.reconstruction import Reconstruction
 from fedseal.core.seeds import derive_seed, generator
 from fedseal.metrics.image import psnr
 from fedseal.metrics.matching import IMAGE_RANGE, hungarian
+from fedseal.metrics.pixels import correlation
 from fedseal.models.structure import multiply_adds
 from fedseal.preparation import remembered
 
@@ -39,6 +40,10 @@ FEWEST_STEPS = 30
 """Steps below which nothing would be learnt, and the view is trusted."""
 MARGIN_DB = 0.2
 """By how much ignoring the defence must do better."""
+NEAR_DB = 1.0
+"""Closer than this, the way is taken that points better: a blur wins decibels and singles nobody out."""
+MARGIN_LIKENESS = 0.05
+"""By how much correlations must differ to point better."""
 
 _PASSES = 6
 
@@ -47,8 +52,21 @@ Run = Callable[[Sequence[Observation], Budget, Sequence[int]], list[Reconstructi
 
 
 @dataclass(frozen=True)
+class Reached:
+    """What one way comes to on rehearsals.
+
+    Attributes:
+        db: mean PSNR.
+        likeness: mean correlation with the originals, by which an answer is held beside a line-up.
+    """
+
+    db: float
+    likeness: float
+
+
+@dataclass(frozen=True)
 class Weighed:
-    """What came of trying both ways, in dB; None where it was not tried, and the view is used.
+    """What came of trying both ways; None where it was not tried, and the view is used.
 
     Attributes:
         knowing: simulating the defence.
@@ -56,14 +74,20 @@ class Weighed:
         images: which were rehearsed with, `public` or `made-up` ones.
     """
 
-    knowing: float | None = None
-    ignoring: float | None = None
+    knowing: Reached | None = None
+    ignoring: Reached | None = None
     images: str = "public"
 
     @property
     def ignores(self) -> bool:
         """Whether the attacker acts as if it did not know the defence."""
-        return self.knowing is not None and self.ignoring is not None and self.ignoring > self.knowing + MARGIN_DB
+        if self.knowing is None or self.ignoring is None:
+            return False
+        gain = self.ignoring.db - self.knowing.db
+        turn = self.ignoring.likeness - self.knowing.likeness
+        if abs(gain) <= NEAR_DB and abs(turn) > MARGIN_LIKENESS:
+            return turn > 0
+        return gain > MARGIN_DB
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,7 +97,8 @@ class Weighed:
         way = "ignored" if self.ignores else "simulated"
         return (
             f"the defence is {way} in matching: on {REHEARSALS} rehearsals with {self.images} images simulating it "
-            f"gives {self.knowing:.1f} dB, ignoring it {self.ignoring:.1f} dB",
+            f"gives {self.knowing.db:.1f} dB and a correlation of {self.knowing.likeness:.2f}, ignoring it "
+            f"{self.ignoring.db:.1f} dB and {self.ignoring.likeness:.2f}",
         )
 
     def applied(self, observation: Observation) -> Observation:
@@ -160,16 +185,17 @@ def _try(run: Run, observation: Observation, iterations: int) -> Weighed:
         for update, own in zip(updates, labels, strict=True)
     ]
 
-    def reached(cases: Sequence[Observation]) -> float:
+    def reached(cases: Sequence[Observation]) -> Reached:
         try:
             found = run(cases, Budget(iterations, 1), list(range(len(cases))))
         except FedsealError:
-            return float("-inf")
-        scores = []
+            return Reached(float("-inf"), -1.0)
+        decibels, likenesses = [], []
         for truth, one in zip(images, found, strict=True):
             matched = one.images[hungarian(truth, one.images)]
-            scores.append(float(psnr(truth, matched.to(truth), data_range=IMAGE_RANGE).mean()))
-        return fmean(scores)
+            decibels.append(float(psnr(truth, matched.to(truth), data_range=IMAGE_RANGE).mean()))
+            likenesses.append(float(correlation(truth, matched.to(truth)).mean()))
+        return Reached(fmean(decibels), fmean(likenesses))
 
     ignorant = [replace(case, knowledge=replace(case.knowledge, defence=None)) for case in shadows]
     return Weighed(reached(shadows), reached(ignorant), kind)
