@@ -64,6 +64,25 @@ def test_of_two_ways_that_come_as_near_the_one_is_taken_that_points_better(
     assert Weighed(knowing, ignoring).ignores is ignored
 
 
+class Blurring(Defence):
+    """Sends the update as it is, and tells attackers that private images are nearly flat."""
+
+    info = Info("tells attackers that images are flat", name="blurring")
+
+    def attacker_view(self) -> AttackerView:
+        return AttackerView(self.name, {}, image_prior=lambda images: 100 * (images - 0.2).square().mean())
+
+
+def test_a_prior_that_wins_decibels_by_a_blur_is_left_aside():
+    """After thirty steps the search is below what a flat image scores, and points at its original all the same."""
+    seen = SETUP.observe(Blurring(), 0, name="same").observation
+    attack = ATTACKS.build("ig:tv=0,schedule=constant,lr=0.05")
+    flat = attack.run(make_aware(seen, Blurring(), "none"), Budget(30, 1), 3)
+    (note,) = (note for note in flat.notes if "in matching" in note)
+    assert "the defence is ignored" in note
+    assert torch.equal(flat.images, attack.run(seen, Budget(30, 1), 3).images)
+
+
 @pytest.mark.slow
 def test_a_view_that_helps_is_used():
     aware = attacked(build_defence("topk:ratio=0.8"), aware=True, spec="topk:ratio=0.8", iterations=400)
