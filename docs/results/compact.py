@@ -36,7 +36,7 @@ def render_compact(run: Run) -> str:
 
 
 def render_training(run: TrainingRun) -> str:
-    """Return a training's setting, its table, and what clients' defences say of themselves."""
+    """Return a training's setting, its table, and what the first client's defence says of itself."""
     lines = [_setting(run), "", _line(["defence", "accuracy", "PMM", "upload", "s per round"]), "|---" * 5 + "|"]
     for one in run.utilities:
         upload, seconds = words.size(one.bytes_up), words.significant(one.seconds)
