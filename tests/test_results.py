@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from fedseal.metrics.intervals import Interval
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {"README", "claims", "modern", "priors", "tables", "text"}
@@ -30,6 +32,11 @@ def provenance(script: Callable[[Path], ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def make(script: Callable[[Path], ModuleType]) -> ModuleType:
     return script(RESULTS / "make.py")
+
+
+@pytest.fixture(scope="module")
+def compact(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(RESULTS / "compact.py")
 
 
 def _git(*arguments: str) -> str | None:
@@ -99,3 +106,22 @@ def test_rows_of_several_states_make_no_page(provenance: ModuleType, monkeypatch
     provenance.of_one_state(["now", "now"], ())
     with pytest.raises(SystemExit, match="1 other states"):
         provenance.of_one_state(["now", "before"], ())
+
+
+def test_a_mean_stands_with_its_interval_or_with_what_it_is_the_mean_of(compact: ModuleType):
+    """Below four seeds there is no interval, and a mean alone would hide how far they lie apart."""
+    assert compact._of_seeds(Interval(0.5, 0.4, 0.6, 4), [0.4, 0.5, 0.5, 0.6], 100) == "50.0 [40.0, 60.0]"
+    assert compact._of_seeds(Interval(0.5, None, None, 2), [0.45, 0.55], 100) == "50.0 (45.0, 55.0)"
+
+
+def test_answers_to_a_question_are_a_row_for_each_defence(compact: ModuleType):
+    rates = [{"false_alarms": 0.01, "found": 0.3, "low": 0.2, "high": 0.4}]
+    asked = {"auc": 0.7, "auc_low": 0.6, "auc_high": 0.8, "rates": rates}
+    answers = [{"defence": "none", "score": "loss", **asked}, {"defence": "none", "score": "alignment", **asked}]
+    answers.append({"defence": "dgp", "score": "loss", **asked, "rates": []})
+    assert compact.render_outcomes(answers).splitlines() == [
+        "| defence | loss | alignment |",
+        "|---|---|---|",
+        "| `none` | 0.70 [0.60, 0.80], 30 % [20, 40] | 0.70 [0.60, 0.80], 30 % [20, 40] |",
+        "| `dgp` | 0.70 [0.60, 0.80] |  |",
+    ]

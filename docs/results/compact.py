@@ -61,8 +61,11 @@ def _told(outcome: Mapping[str, Any] | None) -> str:
     """Return an area under the curve and the share found at few false alarms, with their intervals."""
     if outcome is None:
         return ""
-    told = "{auc:.2f} [{auc_low:.2f}, {auc_high:.2f}]".format(**outcome)
-    return ", ".join([told, *("{found:.0%} [{low:.0%}, {high:.0%}]".format(**rate) for rate in outcome["rates"][:1])])
+    told = ["{auc:.2f} [{auc_low:.2f}, {auc_high:.2f}]".format(**outcome)]
+    for rate in outcome["rates"][:1]:
+        found, low, high = (100 * rate[name] for name in ("found", "low", "high"))
+        told.append(f"{found:.0f} % [{low:.0f}, {high:.0f}]")
+    return ", ".join(told)
 
 
 def _setting(run: TrainingRun) -> str:
