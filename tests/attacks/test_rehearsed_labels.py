@@ -18,11 +18,11 @@ from fedseal.metrics.labels import label_accuracy
 TARGETS = 6
 
 
-def setup_of(batch_size: int = 1, **attacker: object) -> Setup:
+def setup_of(batch_size: int = 1, network: str = "lenet-relu", **attacker: object) -> Setup:
     return build_setup(
         Scenario(
             data="digits",
-            model="lenet-relu",
+            model=network,
             targets=TARGETS,
             client={"batch_size": batch_size},
             attacker={"labels": "identity", **attacker},
@@ -45,9 +45,10 @@ def accuracy(pairs: list[tuple[Observation, object]]) -> float:
     return sum(shares) / len(shares)
 
 
+@pytest.mark.parametrize("network", ["lenet-relu", "lenet-sigmoid"])
 @pytest.mark.parametrize("batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_who_knows_dual_pruning_reads_its_labels(batch_size: int):
-    seen = observations(setup_of(batch_size), "dgp")
+def test_who_knows_dual_pruning_reads_its_labels(batch_size: int, network: str):
+    seen = observations(setup_of(batch_size, network=network), "dgp")
     naive = accuracy([(observation, labels) for observation, _, labels in seen])
     aware = accuracy([(observation, labels) for _, observation, labels in seen])
     assert naive < 0.7
