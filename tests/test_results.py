@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from fedseal.metrics.intervals import Interval
 
@@ -76,6 +77,26 @@ def test_a_page_prints_the_commands_it_was_made_by(make: ModuleType):
     for name, page in make.pages().items():
         text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
         assert all(make.command(scenario) in text for scenario in page.scenarios)
+
+
+def _models(scenario: dict[str, object]) -> list[object]:
+    grid = scenario.pop("grid", {})
+    assert isinstance(grid, dict)
+    return list(grid.get("model", [])) or [scenario.pop("model")]
+
+
+@pytest.mark.parametrize("page", ["seed-claims", "active"])
+def test_what_the_papers_claim_is_asked_on_both_lenets(make: ModuleType, page: str):
+    """C4: AdaDefense's LeNet has sigmoids, others' have ReLU, and defences differ on them; 0.1 had one of the two."""
+    asked: dict[str, set[object]] = {}
+    for name in make.pages()[page].scenarios:
+        scenario = yaml.safe_load((RESULTS / name).read_text(encoding="utf-8"))
+        del scenario["name"]
+        models = _models(scenario)
+        asked.setdefault(str(sorted(scenario.items())), set()).update(models)
+    assert asked
+    for scenario_but_model, models in asked.items():
+        assert models == {"lenet-relu", "lenet-sigmoid"}, scenario_but_model
 
 
 def test_a_changed_package_or_file_is_not_a_commit_to_name(provenance: ModuleType, tmp_path: Path):
