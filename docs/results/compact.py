@@ -42,7 +42,10 @@ def render_training(run: TrainingRun) -> str:
         upload, seconds = words.size(one.bytes_up), words.significant(one.seconds)
         lines.append(_line([f"`{one.defence}`", _accuracy(one), _kept(run, one), upload, seconds]))
     told = [
-        f"- `{one.defence}`, seed {run.scenario.seeds[0]}: {said}." for one in run.utilities for said in one.remarks
+        f"- `{one.defence}`, seed {run.scenario.seeds[0]}: {said}."
+        for one in run.utilities
+        for said in one.remarks
+        if said.startswith("client-0") or not said.startswith("client-")
     ]
     return "\n".join([*lines, *(["", *told] if told else [])])
 
