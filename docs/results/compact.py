@@ -22,8 +22,9 @@ _SEVERAL = 2
 
 TRAINING_KEY = (
     "In each row of a training: accuracy in per cent after the last round, and PMM, 100 times the accuracy over the\n"
-    "undefended twin's, which has the same data, weights and batches: means over seeds with their 95 % intervals, or,\n"
-    "below four seeds, with each seed's. Then the bytes of one upload and the seconds of a round, beside other jobs."
+    "undefended twin's, which has the same data, weights and batches: means over seeds with their 95 % intervals\n"
+    "(fewer than four have none, and by bootstrap-t one of four is wide on the side of a seed that lies apart), then\n"
+    "each seed's. Then the bytes of one upload and the seconds of a round, beside other jobs."
 )
 
 
@@ -101,10 +102,9 @@ def _kept(run: TrainingRun, one: Utility) -> str:
 
 
 def _of_seeds(mean: Interval, each: list[float], unit: float) -> str:
-    """Return a mean with its interval, or with what it is the mean of."""
-    ends = each if mean.low is None or mean.high is None else [mean.low, mean.high]
-    told = ", ".join(f"{unit * end:.1f}" for end in ends)
-    return f"{unit * mean.mean:.1f} " + (f"({told})" if ends is each else f"[{told}]")
+    """Return a mean with its interval, if it has one, and what it is the mean of."""
+    interval = "" if mean.low is None or mean.high is None else f" [{unit * mean.low:.1f}, {unit * mean.high:.1f}]"
+    return f"{unit * mean.mean:.1f}{interval} ({', '.join(f'{unit * one:.1f}' for one in each)})"
 
 
 def _table(matrix: Matrix) -> str:
