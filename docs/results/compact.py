@@ -112,7 +112,7 @@ def _table(matrix: Matrix) -> str:
     several = {attack for attack, aware in columns if (attack, not aware) in columns}
     titles = [f"`{attack}`" + (f", {words.attacker(aware)}" if attack in several else "") for attack, aware in columns]
     others = {"labels": _labels, "ideal": lambda row: words.ideal_words(row.ideal)}
-    absent = {"given", "not computed"}
+    absent = {"given", "not computed", "cannot be computed"}
     others = {name: told for name, told in others.items() if {told(row) for row in matrix.rows} - absent}
     lines = [_line(["defence", *titles, *others, "n", "verdict"]), "|---" * (len(titles) + len(others) + 3) + "|"]
     for row in matrix.rows:
@@ -120,7 +120,13 @@ def _table(matrix: Matrix) -> str:
         counts = sorted({len(cell.succeeded) for cell in row.cells if cell.succeeded})
         told = [_cell(cells.get(column)) for column in columns] + [told(row) for told in others.values()]
         lines.append(_line([f"`{row.defence}`", *told, ", ".join(map(str, counts)), _verdict(row)]))
-    return "\n".join(lines) + "\n"
+    refused = {(row.defence, cell.refused.message) for row in matrix.rows for cell in row.cells if cell.refused}
+    return (
+        "\n".join(
+            [*lines, *([""] if refused else []), *(f"- `{who}` is refused: {why}" for who, why in sorted(refused))]
+        )
+        + "\n"
+    )
 
 
 def _attackers(matrix: Matrix, attack: str) -> list[bool]:
@@ -132,7 +138,7 @@ def _cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.psnr is None:
-        return f"refused: {cell.refused.message}" if cell.refused else f"{len(cell.failed)} failed"
+        return "refused" if cell.refused else f"{len(cell.failed)} failed"
     first = "" if cell.picked is None else f"; {cell.picked.count} of {cell.picked.n}"
     failed = f"; {len(cell.failed)} failed" if cell.failed else ""
     return f"{_interval(cell.psnr)}{first}{failed}"
