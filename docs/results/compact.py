@@ -32,7 +32,7 @@ def render_compact(run: Run) -> str:
     """Return the tables; a heading before each where there are several."""
     found = matrices(run.verdict())
     return "\n".join(
-        (f"### {escaped(one.scenario)}\n\n" if len(found) >= _SEVERAL else "") + _table(one) for one in found
+        (f"## {escaped(one.scenario)}\n\n" if len(found) >= _SEVERAL else "") + _table(one) for one in found
     )
 
 
