@@ -175,7 +175,7 @@ def _lowered(text: str) -> str:
 
 def _headed(scenario: str, found: str) -> str:
     """Return a table that stands behind the words, with a heading if it has none of its own."""
-    return found if found.startswith("#") else f"## {Path(scenario).stem}\n\n{found}"
+    return found if found.startswith("## ") else f"## {Path(scenario).stem}\n\n{found}"
 
 
 def main() -> None:
