@@ -15,7 +15,7 @@ from fedseal.metrics.intervals import Interval
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {"README", "claims", "modern", "priors", "text"}
+OTHERS = {"README", "claims", "priors", "text"}
 """The index, the ledger of claims, and pages that wait for the rest of their runs."""
 WRITTEN = {
     "auto": ("bench/auto.py", "bench/autobench/networks.py"),
