@@ -42,7 +42,7 @@ MARGIN_DB = 0.2
 """By how much ignoring the defence must do better."""
 NEAR_DB = 1.0
 """Closer than this, the way is taken that points better: a blur wins decibels and singles nobody out."""
-MARGIN_LIKENESS = 0.05
+MARGIN_LIKENESS = 0.02
 """By how much correlations must differ to point better."""
 
 _PASSES = 6
