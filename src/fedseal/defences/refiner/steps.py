@@ -12,6 +12,8 @@ MOSTLY_TRUE = 0.5
 """Below this share of the way to the refined gradient the projection decides what is sent, not the refinement."""
 HARDLY = 0.05
 """Below this share of the true gradient's norm a refined gradient that was sent as it is is nearly the true one."""
+FAR = 0.01
+"""Mean squared error from which refined images are others than the private ones: 20 dB."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,14 @@ class Step:
             )
             return (Caveat("projection", text, "Raise `epsilon`, or give `epsilon_relative`, a share of the norm."),)
         if self.gap < HARDLY * self.size:
+            share = f"{100 * self.gap / self.size:.2g} % of its norm away"
+            near = f"sends nearly the true gradient: that of refined images is {share}"
+            if self.error < FAR:
+                advice = "Raise `alpha`, `beta` or `t`: refined images are hardly other than the private ones."
+                return (Caveat("hardly refined", f"{near}, as they are nearly the private ones.", advice),)
             text = (
-                f"sends nearly the true gradient: that of refined images is {100 * self.gap / self.size:.2g} % of its "
-                "norm away, so the ball is not reached. The gradient of this model hardly depends on its images, as "
-                "with sigmoids at their initial weights, so that images far from the private ones have it too."
+                f"{near}, so no ball changes much. The gradient of this model hardly depends on its images, as with "
+                "sigmoids at their initial weights, so that images far from the private ones have it too."
             )
             advice = "A larger `epsilon` changes nothing here; add noise (`refiner+gaussian`), or take another defence."
             return (Caveat("hardly refined", text, advice),)
