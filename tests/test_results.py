@@ -131,9 +131,9 @@ def test_rows_of_several_states_make_no_page(provenance: ModuleType, monkeypatch
 
 def test_a_mean_stands_with_its_interval_and_with_what_it_is_the_mean_of(compact: ModuleType):
     """Below four seeds there is no interval, and of four it may be far wider than they lie apart."""
-    four = compact._of_seeds(Interval(0.5, 0.4, 0.6, 4), [0.4, 0.5, 0.5, 0.6], 100)
+    four = compact._of_seeds(Interval(0.5, 0.4, 0.6, 4), [40, 50, 50, 60], 100)
     assert four == "50.0 [40.0, 60.0] (40.0, 50.0, 50.0, 60.0)"
-    assert compact._of_seeds(Interval(0.5, None, None, 2), [0.45, 0.55], 100) == "50.0 (45.0, 55.0)"
+    assert compact._of_seeds(Interval(0.5, None, None, 2), [45, 55], 100) == "50.0 (45.0, 55.0)"
 
 
 def test_answers_to_a_question_are_a_row_for_each_defence(compact: ModuleType):

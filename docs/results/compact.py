@@ -8,6 +8,7 @@ from typing import Any
 from fedseal.audit.cells import Cell, Row
 from fedseal.audit.run import Run
 from fedseal.metrics.intervals import Interval
+from fedseal.metrics.utility import pmm
 from fedseal.report import words
 from fedseal.report.markdown import escaped
 from fedseal.report.matrix import Matrix, matrices
@@ -88,7 +89,7 @@ def _setting(run: TrainingRun) -> str:
 def _accuracy(one: Utility) -> str:
     if one.accuracy is None:
         return f"not trained: {one.refused}"
-    ends = [training.history.curve[-1][1] for training in one.trainings if training.history is not None]
+    ends = [100 * training.history.accuracy for training in one.trainings if training.history is not None]
     return _of_seeds(one.accuracy, ends, 100) + ("" if one.learnt else " (chance)")
 
 
@@ -97,14 +98,14 @@ def _kept(run: TrainingRun, one: Utility) -> str:
         return words.ABSENT
     twins = {training.seed: training.history for training in run.utilities[0].trainings}
     pairs = [(training.history, twins.get(training.seed)) for training in one.trainings]
-    ends = [own.curve[-1][1] / twin.curve[-1][1] for own, twin in pairs if own is not None and twin is not None]
-    return _of_seeds(one.pmm, [100 * end for end in ends], 1)
+    ends = [pmm(own.accuracy, twin.accuracy) for own, twin in pairs if own is not None and twin is not None]
+    return _of_seeds(one.pmm, ends, 1)
 
 
 def _of_seeds(mean: Interval, each: list[float], unit: float) -> str:
-    """Return a mean with its interval, if it has one, and what it is the mean of."""
+    """Return a mean in per cent with its interval, if it has one, and the percentages it is the mean of."""
     interval = "" if mean.low is None or mean.high is None else f" [{unit * mean.low:.1f}, {unit * mean.high:.1f}]"
-    return f"{unit * mean.mean:.1f}{interval} ({', '.join(f'{unit * one:.1f}' for one in each)})"
+    return f"{unit * mean.mean:.1f}{interval} ({', '.join(f'{one:.1f}' for one in each)})"
 
 
 def _table(matrix: Matrix) -> str:
@@ -121,12 +122,8 @@ def _table(matrix: Matrix) -> str:
         told = [_cell(cells.get(column)) for column in columns] + [told(row) for told in others.values()]
         lines.append(_line([f"`{row.defence}`", *told, ", ".join(map(str, counts)), _verdict(row)]))
     refused = {(row.defence, cell.refused.message) for row in matrix.rows for cell in row.cells if cell.refused}
-    return (
-        "\n".join(
-            [*lines, *([""] if refused else []), *(f"- `{who}` is refused: {why}" for who, why in sorted(refused))]
-        )
-        + "\n"
-    )
+    told = [f"- `{who}` is refused: {why}" for who, why in sorted(refused)]
+    return "\n".join([*lines, *(["", *told] if told else [])]) + "\n"
 
 
 def _attackers(matrix: Matrix, attack: str) -> list[bool]:
