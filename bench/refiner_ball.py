@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}, of CIFAR-10")
     parser.add_argument("--quick", action="store_true", help="two draws")
     given = parser.parse_args()
+    if given.write and (given.quick or not given.data_root):
+        parser.error("the page is of CIFAR-10 and all draws: give --data-root, and not --quick")
     before = state()
     data = "cifar10" if given.data_root else "photos:size=32"
     rows, beyond = table(data, given.data_root, 2 if given.quick else DRAWS)
